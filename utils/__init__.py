@@ -1,0 +1,1 @@
+"""Shared code of the course "Fewer Bits, Fewer Weights, Fewer Steps"."""
