@@ -8,8 +8,9 @@ unless `load` is given a hub name ("org/name").
 
 import contextlib
 import hashlib
+import io
 import json
-import sys
+import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -218,16 +219,27 @@ def hub_snapshot(name):
 
 @contextlib.contextmanager
 def _quiet():
-    """Hide the library's progress bars: they are no part of a notebook's result."""
-    from transformers.utils import logging
+    """Hide progress bars and import notices of libraries: they are no part of a result.
 
-    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    Errors still come as exceptions. torchao, which transformers imports on its own, announces
+    each of its GPU extensions that a CPU can't load.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    shown = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
+    noisy = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in noisy]
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    for logger in noisy:
+        logger.setLevel(logging.ERROR)
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
-        logging.set_verbosity(level)
+        transformers_logging.set_verbosity(verbosity)
+        for logger, level in zip(noisy, levels, strict=True):
+            logger.setLevel(level)
         if shown:
-            logging.enable_progress_bar()
-        sys.stdout.flush()
+            transformers_logging.enable_progress_bar()
