@@ -1,12 +1,12 @@
-"""What the book adds to MyST: links of a unit, marked numbers, verdicts, and pages that work offline.
+"""What the book adds to MyST: a unit's links, notebook figures, marked numbers, offline pages.
 
 In a chapter:
 
     ```{unit-links} 06-rounding
     ```
-        A box with the links of the unit: its notebook's page, the notebook and the lab in Colab, and
-        how to open both in JupyterLab. Only files that exist are linked; every address derives from
-        `repository.url` and `repository.branch` of `_config.yml`.
+        A box with the links of the unit: its notebook's page, the notebook and the lab in Colab,
+        and how to open both in JupyterLab. Only files that exist are linked; every address derives
+        from `repository.url` and `repository.branch` of `_config.yml`.
 
     ```{notebook-figure} 06-rounding::rounding-12
     :name: fig-rounding-error
