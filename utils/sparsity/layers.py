@@ -15,7 +15,7 @@ def matrix(module):
 
 
 def blocks(model):
-    """[(prefix, module)]: the decoder blocks in order (the longest ModuleList), or the model as one block."""
+    """[(prefix, module)]: the decoder blocks in order (the longest ModuleList), or the model."""
     lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList)]
     if not lists:
         return [("", model)]
@@ -31,4 +31,6 @@ def body(model):
 def require_finite(name, tensor, what):
     """ValueError that names the layer if `tensor` holds NaN or infinity."""
     if not torch.isfinite(tensor).all():
-        raise ValueError(f"{name}: the {what} hold NaN or infinity; find their source before pruning")
+        raise ValueError(
+            f"{name}: the {what} hold NaN or infinity; find their source before pruning"
+        )

@@ -1,11 +1,11 @@
 """2:4 sparsity: at most two non-zeros in every four consecutive weights of a row, and its storage.
 
-Does: masks, the compressed form (two values and one 4-bit code for each group of four), the way back.
-Does not: run fast. The compressed product needs hardware or a kernel that reads this form; here it is storage.
+Does: masks, the compressed form (two values and a 4-bit code for each group of four), the way back.
+Does not: run fast. That needs hardware or a kernel that reads this form; here it is storage.
 Policy for in-features that are no multiple of four: a ValueError, never silent padding.
 
-Codes as NVIDIA's sparse tensor cores read them (and torch.sparse._semi_structured_conversions writes
-them): the low two bits are the position of the first kept value, the high two bits of the second.
+Codes as NVIDIA's sparse tensor cores read them and torch.sparse._semi_structured_conversions
+writes them: the low two bits are the position of the first kept value, the high two bits of the second.
 Two codes make a byte, low nibble first; no reordering for a particular kernel.
 """
 
@@ -39,7 +39,8 @@ def groups_of_four(weight):
         raise ValueError(f"2:4 needs a matrix [out, in], not a tensor {tuple(weight.shape)}")
     if weight.shape[1] % 4:
         raise ValueError(
-            f"2:4 needs in-features divisible by 4, not {weight.shape[1]}; skip this layer or pad it yourself"
+            f"2:4 needs in-features divisible by 4, not {weight.shape[1]}; "
+            "skip this layer or pad it yourself"
         )
     return weight.reshape(weight.shape[0], -1, 4)
 
@@ -67,13 +68,15 @@ def is_semi_structured(weight):
 def compress(weight):
     """Pack a 2:4 matrix [out, in]: `Compressed(values, metadata)`; in % 4 == 0.
 
-    Lossless (a negative zero comes back as zero). ValueError if a group holds three or four non-zeros.
+    Lossless (a negative zero comes back as zero). ValueError if a group holds over two non-zeros.
     """
     groups = groups_of_four(weight.detach())
     nonzero = groups != 0
     crowded = int((nonzero.sum(2) > 2).sum())
     if crowded:
-        raise ValueError(f"{crowded} groups of four hold more than two non-zeros; apply mask() first")
+        raise ValueError(
+            f"{crowded} groups of four hold more than two non-zeros; apply mask() first"
+        )
     codes = _code_table(weight.device)[(nonzero * _place_values(weight.device)).sum(2)]
     positions = torch.stack((codes & 3, codes >> 2), dim=2).long()
     values = groups.gather(2, positions).reshape(weight.shape[0], -1)
@@ -84,7 +87,10 @@ def decompress(values, metadata):
     """Dense [out, in] from values [out, in/2] and metadata uint8 [out, ceil(in/8)]."""
     rows, half = values.shape
     if half % 2 or metadata.shape != (rows, -(-half // 4)):
-        raise ValueError(f"values {tuple(values.shape)} and metadata {tuple(metadata.shape)} do not belong together")
+        raise ValueError(
+            f"values {tuple(values.shape)} and metadata {tuple(metadata.shape)} "
+            "do not belong together"
+        )
     codes = torch.stack((metadata & 15, metadata >> 4), dim=2).reshape(rows, -1)[:, : half // 2]
     positions = torch.stack((codes & 3, codes >> 2), dim=2).long()
     dense = values.new_zeros(rows, half // 2, 4)

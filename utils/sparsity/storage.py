@@ -1,12 +1,14 @@
-"""Bytes of a sparse matrix in four forms: dense, CSR, bitmap, 2:4; each predicted and really packed.
+"""Bytes of a sparse matrix in four forms: dense, CSR, bitmap, 2:4; predicted and really packed.
 
-Does: the arithmetic, the packing, the sparsity from which a form beats dense. Does not: multiply with it.
+Does: the arithmetic, the packing, the break-even with dense. Does not: multiply with it.
 With n = rows * columns weights of v bytes, z of them non-zero:
     dense   v n
     csr     (v + 4) z + 4 (rows + 1)              int32 column indices and row pointers
     bitmap  v z + ceil(n / 8)                     one bit for each position
     2:4     v n / 2 + rows * ceil(columns / 8)    two values and 4 bits for each group of four
 """
+
+import warnings
 
 import torch
 
@@ -50,9 +52,11 @@ def break_even_sparsity(form, value_bytes):
 
 def to_csr(weight):
     """torch CSR tensor with int32 indices."""
-    csr = weight.detach().to_sparse_csr()
+    with warnings.catch_warnings():  # torch calls its CSR tensors "beta" on first use
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
+        csr = weight.detach().to_sparse_csr()
     rows, columns = csr.crow_indices().int(), csr.col_indices().int()
-    return torch.sparse_csr_tensor(rows, columns, csr.values(), weight.shape)
+    return torch.sparse_csr_tensor(rows, columns, csr.values(), weight.shape, check_invariants=True)
 
 
 def to_bitmap(weight):
@@ -73,7 +77,7 @@ def from_bitmap(values, bits, shape):
 
 
 def measured_bytes(weight):
-    """Bytes of the really packed matrix by form; "2:4" is None where the matrix does not have the pattern."""
+    """Bytes of the really packed matrix by form; "2:4" is None without the pattern."""
     csr, (values, bits) = to_csr(weight), to_bitmap(weight)
     index = csr.crow_indices().nbytes + csr.col_indices().nbytes
     fits = weight.shape[1] % 4 == 0 and semi_structured.is_semi_structured(weight)

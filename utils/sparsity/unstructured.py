@@ -4,7 +4,8 @@ Does: exactly k zeros, a fixed rule for ties, one naive twin. Does not: compensa
 (`sparsegpt`), save a byte or a millisecond (`storage` counts the bytes).
 
 Magnitude: score |W|, ranked over the whole matrix.
-Wanda (Sun et al. 2024, arXiv 2306.11695, eq. 1): score |W[i, j]| * ||x_j||_2, ranked within each output row.
+Wanda (Sun et al. 2024, arXiv 2306.11695, eq. 1): score |W[i, j]| * ||x_j||_2, ranked within each
+output row.
 Tie rule: of equal scores, the one that comes first (row-major order) is dropped first.
 """
 
@@ -14,10 +15,10 @@ METHODS = ("magnitude", "wanda")
 
 
 def zero_count(sparsity, n):
-    """How many of `n` weights to drop: `round(sparsity * n)`, half to even as in torch.nn.utils.prune."""
+    """Weights to drop of `n`: `round(sparsity * n)`, half to even as in torch.nn.utils.prune."""
     if not 0.0 <= sparsity <= 1.0:
         raise ValueError(
-            f"sparsity is a fraction between 0 and 1, not {sparsity}; write 0.5 for half of the weights"
+            f"sparsity is a fraction between 0 and 1, not {sparsity}; 0.5 drops half the weights"
         )
     return round(sparsity * n)
 
@@ -25,7 +26,7 @@ def zero_count(sparsity, n):
 def score(weight, method="magnitude", input_norm=None):
     """Importance of each weight.
 
-    weight [out, in]; input_norm [in] is the L2 norm of each input feature over the calibration tokens
+    weight [out, in]; input_norm [in] is the L2 norm of each input feature on calibration text
     (`statistics.collect`), needed by "wanda" alone. Returns [out, in], at least fp32.
     ValueError for an unknown method, a missing or ill-shaped norm, NaN or infinity.
     """
@@ -43,7 +44,9 @@ def _checked_norm(weight, input_norm):
     if input_norm is None:
         raise ValueError("wanda needs input_norm [in]; collect it with statistics.collect")
     if input_norm.shape != weight.shape[-1:]:
-        raise ValueError(f"input_norm {tuple(input_norm.shape)} does not fit weight {tuple(weight.shape)}")
+        raise ValueError(
+            f"input_norm {tuple(input_norm.shape)} does not fit weight {tuple(weight.shape)}"
+        )
     return input_norm
 
 
@@ -76,7 +79,9 @@ def mask(weight, sparsity, method="magnitude", input_norm=None, ranker=keep_larg
     `zero_count(sparsity, in)` in every row (Wanda). The same input gives the same mask every time.
     """
     if method == "wanda" and weight.dim() != 2:
-        raise ValueError(f"wanda ranks the rows of a matrix [out, in], not a tensor {tuple(weight.shape)}")
+        raise ValueError(
+            f"wanda ranks the rows of a matrix [out, in], not a tensor {tuple(weight.shape)}"
+        )
     scores = score(weight, method, input_norm)
     rows = scores if method == "wanda" else scores.reshape(1, -1)
     return ranker(rows, zero_count(sparsity, rows.shape[1])).reshape(weight.shape)
