@@ -1,0 +1,95 @@
+"""llama.cpp's block formats: byte for byte as the `gguf` package writes and reads them."""
+
+import numpy as np
+import pytest
+import torch
+
+from utils.quantization import gguf
+from utils.quantization.error import sqnr_db
+
+reference = pytest.importorskip("gguf")
+KINDS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+
+
+def kind_of(name):
+    return reference.GGMLQuantizationType[name]
+
+
+def samples():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 256, generator=generator)
+    return {
+        "gaussian": x,
+        "small": x * 1e-3,
+        "large": x * 1e3,
+        "heavy tail": x**5,
+        "positive": x.abs(),
+        "integers": torch.round(x * 4),
+        "ties": torch.tensor([1.0, -1.0, 0.5, -0.5]).repeat(16).reshape(1, 64),
+        "zeros": torch.zeros(2, 64),
+        "fp16 underflow": x * 1e-9,
+        "very small": x * 1e-30,
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", samples())
+def test_bytes_are_those_of_gguf(kind, name):
+    x = samples()[name]
+    expected = reference.quants.quantize(x.numpy(), kind_of(kind))
+    ours = gguf.quantize(x, kind)
+    assert np.array_equal(ours.numpy(), expected)
+    decoded = reference.quants.dequantize(expected, kind_of(kind))
+    assert np.array_equal(gguf.dequantize(ours, kind, x.shape).numpy(), decoded)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_bytes_decode_as_gguf_decodes_them(kind):
+    rows = np.random.default_rng(1).integers(0, 256, (50, gguf.block_bytes(kind)), dtype=np.uint8)
+    rows[:, 1] &= 0x7B  # no NaN or infinity among the fp16 steps
+    rows[:, 3] &= 0x7B
+    expected = reference.quants.dequantize(rows, kind_of(kind))
+    ours = gguf.dequantize(torch.from_numpy(rows), kind, (50, 32))
+    assert np.array_equal(ours.numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    "kind, expected",
+    [("Q8_0", 45.47), ("Q5_1", 28.42), ("Q5_0", 27.39), ("Q4_1", 22.18), ("Q4_0", 21.31)],
+)
+def test_signal_to_noise_on_gaussian_weights(kind, expected):
+    x = torch.randn(1000, 1024, generator=torch.Generator().manual_seed(2))
+    restored = gguf.dequantize(gguf.quantize(x, kind), kind, x.shape)
+    assert sqnr_db(x, restored) == pytest.approx(expected, abs=0.1)
+
+
+def test_bits_per_weight():
+    assert [gguf.bits_per_weight(k) for k in KINDS] == [4.5, 5.0, 5.5, 6.0, 8.5]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantizing_a_dequantized_tensor_again_is_lossless_for_formats_with_a_minimum(kind):
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(3))
+    once = gguf.dequantize(gguf.quantize(x, kind), kind, x.shape)
+    twice = gguf.dequantize(gguf.quantize(once, kind), kind, x.shape)
+    if kind in ("Q4_1", "Q5_1"):
+        assert torch.equal(once, twice)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiny_blocks_stay_finite(kind):
+    x = torch.full((1, 32), 1e-42)
+    x[0, 3] = 0
+    restored = gguf.dequantize(gguf.quantize(x, kind), kind, x.shape)
+    assert torch.isfinite(restored).all() and restored.abs().max() <= 1e-41
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="divisible by 32"):
+        gguf.quantize(torch.ones(2, 40), "Q4_0")
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        gguf.quantize(torch.full((1, 32), float("nan")), "Q8_0")
+    with pytest.raises(ValueError, match="Q4_K"):
+        gguf.quantize(torch.ones(1, 32), "Q4_K")
+    with pytest.raises(ValueError, match="do not hold shape"):
+        gguf.dequantize(torch.zeros(18, dtype=torch.uint8), "Q4_0", (64,))

@@ -1,0 +1,19 @@
+"""Fewer bits: number grids, packed weights, quantized models."""
+
+from utils.quantization import gguf, packing, rtn, size
+from utils.quantization.checkpoint import load_model, save_model
+from utils.quantization.linear import PackedLinear
+from utils.quantization.model import quantize_model
+from utils.quantization.tensor import QuantizedTensor
+
+__all__ = [
+    "PackedLinear",
+    "QuantizedTensor",
+    "gguf",
+    "load_model",
+    "packing",
+    "quantize_model",
+    "rtn",
+    "save_model",
+    "size",
+]
