@@ -60,10 +60,10 @@ def cloze(n=None, words=120, gap=2):
     items = []
     for chapter in corpus.documents("botchan", "evaluation").values():
         flat = re.sub(r"\s+", " ", chapter)
-        ends = [m.end() for m in re.finditer(r"[a-z]{4,}(?=[.!?] [A-Z\"])", flat)]
-        for end in ends[gap::gap]:
-            before, answer = flat[:end].rsplit(" ", 1)
-            items.append(Item(" ".join(before.split()[-words:]), " " + answer))
+        last_words = list(re.finditer(r" [a-z]{4,}(?=[.!?] [A-Z\"])", flat))
+        for match in last_words[gap::gap]:
+            context = flat[: match.start()].split()[-words:]
+            items.append(Item(" ".join(context), match.group()))
     return items[:n]
 
 
