@@ -16,7 +16,7 @@ NAME = "fewer-bits-course"
 
 
 def folder():
-    """The cache folder (made if absent). Raises OSError naming the remedy if it can't be written."""
+    """The cache folder, made if absent. OSError names the remedy where it can't be written."""
     path = Path(os.environ.get("COURSE_CACHE") or _user_cache() / NAME)
     try:
         path.mkdir(parents=True, exist_ok=True)

