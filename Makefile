@@ -46,6 +46,10 @@ labs: setup
 	@$(RUN) -m utils.course.labs release $(SLUG)
 	@$(RUN) -m utils.course.labs check $(SLUG)
 
+# Runs the notebooks and the long studies and writes their evidence to records/.
+records: setup
+	@$(RUN) -m utils.course.records
+
 mutations: setup
 	@$(RUN) -m utils.course.mutations $(SLUG)
 

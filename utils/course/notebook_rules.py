@@ -8,6 +8,7 @@ import json
 import re
 
 from utils.course.bootstrap import ROOT, bootstrap
+from utils.course.notebook_run import KERNEL, LANGUAGE
 
 OUTPUT_LIMIT_BYTES = 1_000_000
 COMPARED_TAG = "nbval-check-output"
@@ -53,8 +54,8 @@ def _whole(notebook):
     twice = sorted({i for i in ids if i and ids.count(i) > 1})
     if twice:
         yield f"cell ids used twice: {', '.join(twice)}"
-    if notebook.metadata.get("kernelspec", {}).get("name") != "python3":
-        yield "the kernel must be named python3"
+    if notebook.metadata != {"kernelspec": KERNEL, "language_info": LANGUAGE}:
+        yield "its metadata isn't the course's (make notebooks)"
     counts = [c.execution_count for c in code_cells(notebook)]
     if None not in counts and counts != list(range(1, len(counts) + 1)):
         yield "the cells were not run once each from top to bottom"

@@ -1,0 +1,229 @@
+"""Notebooks: what is committed obeys the rules, and a notebook that fails makes everything fail.
+
+The notebooks' own outputs are compared by nbval (stage "notebooks" of `make test`).
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from utils.course import notebook_rules, notebooks
+from utils.course.bootstrap import bootstrap
+from utils.course.notebook_run import NotebookFailed, Progress, cleaned, read, write
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMITTED = notebooks.paths()
+COMPARED_AT_LEAST = 8
+CELL_LINES = 12
+NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=60", "-p", "no:cacheprovider"]
+
+
+def _notebook(*codes, tags=()):
+    """A notebook with the course's first cell and these code cells."""
+    cells = [nbformat.v4.new_code_cell(bootstrap(), id="a-00")]
+    for number, code in enumerate(codes, 1):
+        cell = nbformat.v4.new_code_cell(code, id=f"a-{number:02}")
+        cell.metadata["tags"] = list(tags)
+        cells.append(cell)
+    return nbformat.v4.new_notebook(cells=cells)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Scratch space, which lies below `_build`, so that a first cell finds the course."""
+    assert ROOT in tmp_path.parents, "scratch files must lie in the checkout (see conftest.py)"
+    return tmp_path
+
+
+def _nbval(path):
+    command = [sys.executable, "-m", "pytest", "-q", *NBVAL, str(path)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+# What is committed
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.stem)
+def test_committed_notebooks_obey_the_rules(path):
+    assert notebook_rules.problems(read(path), path) == []
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.stem)
+def test_enough_cells_are_compared(path):
+    assert len(notebook_rules.compared_cells(read(path))) >= COMPARED_AT_LEAST
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.stem)
+def test_cells_are_short_and_follow_prose(path):
+    cells = read(path).cells
+    for cell in notebook_rules.code_cells(read(path))[1:]:
+        lines = [x for x in cell.source.splitlines() if x.strip() and not x.startswith("#")]
+        assert len(lines) <= CELL_LINES, f"{cell.id} has {len(lines)} lines"
+    prose = sum(cell.cell_type == "markdown" for cell in cells)
+    assert prose >= 0.6 * sum(cell.cell_type == "code" for cell in cells)
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.stem)
+def test_a_notebook_belongs_to_a_unit(path):
+    assert (ROOT / "book" / f"{path.stem}.md").exists()
+    if not path.stem.startswith("00-"):
+        assert (ROOT / "labs/source" / path.stem / f"{path.stem}.ipynb").exists()
+        assert (ROOT / "labs/release" / path.stem / f"{path.stem}.ipynb").exists()
+
+
+def test_labs_start_with_the_same_cell():
+    for path in sorted((ROOT / "labs").glob("*/*/*.ipynb")):
+        assert notebook_rules.first_cell_problem(read(path)) is None, path.name
+
+
+# The rules find what they are for
+
+
+def _output(kind, text):
+    if kind == "stderr":
+        return nbformat.v4.new_output("stream", name="stderr", text=text)
+    if kind == "error":
+        return nbformat.v4.new_output("error", ename="ValueError", evalue=text, traceback=[])
+    return nbformat.v4.new_output("stream", name="stdout", text=text)
+
+
+def _ran(notebook):
+    cleaned(notebook)
+    for number, cell in enumerate(notebook.cells, 1):
+        cell.execution_count = number
+    return notebook
+
+
+def _found(notebook):
+    return "\n".join(notebook_rules.problems(notebook, Path("notebooks/x.ipynb")))
+
+
+def test_a_clean_notebook_has_no_problem():
+    assert _found(_ran(_notebook("1 + 1"))) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("error", "bad", "stores an error: ValueError: bad"),
+        ("stderr", "a warning", "writes to stderr"),
+        ("stdout", f"saved to {ROOT}/x", "names the folder of this checkout"),
+        ("stdout", "saved to /home/ada/model", "names a path of the machine"),
+        ("stdout", "x" * 1_100_000, "the limit is 1 MB"),
+    ],
+)
+def test_a_bad_output_is_refused(kind, text, said):
+    notebook = _ran(_notebook("1 + 1"))
+    notebook.cells[1].outputs = [_output(kind, text)]
+    assert said in _found(notebook)
+
+
+def test_an_unrun_cell_a_missing_id_and_a_changed_first_cell_are_refused():
+    notebook = _ran(_notebook("1 + 1"))
+    notebook.cells[1].execution_count = None
+    notebook.cells[1].id = ""
+    notebook.cells[0].source += "\nextra = 1"
+    found = _found(notebook)
+    assert "was not run" in found and "has no id" in found and "first code cell" in found
+
+
+def test_cells_out_of_order_and_a_figure_without_alt_text_are_refused():
+    notebook = _ran(_notebook("1 + 1"))
+    notebook.cells[1].execution_count = 7
+    picture = nbformat.v4.new_output("display_data", data={"image/png": "aGk="})
+    notebook.cells[1].outputs = [picture]
+    assert "top to bottom" in _found(notebook) and "no alt text" in _found(notebook)
+
+
+# Running
+
+
+def test_run_stores_outputs_and_no_volatile_metadata(folder):
+    notebook = _notebook("print('a')\nprint('b')", "1 + 1", tags=["nbval-check-output"])
+    notebook.cells[1].metadata["collapsed"] = True
+    write(notebook, folder / "ok.ipynb")
+    assert notebooks.main(["run", "ok", "--source", str(folder), "--in-place"]) == 0
+    done = read(folder / "ok.ipynb")
+    assert [c.execution_count for c in done.cells] == [1, 2, 3]
+    assert [c.id for c in done.cells] == ["a-00", "a-01", "a-02"]
+    assert done.cells[1].outputs[0].text == "a\nb\n"
+    assert dict(done.cells[1].metadata) == {"tags": ["nbval-check-output"]}
+    assert notebooks.main(["check", "ok", "--source", str(folder)]) == 0
+
+
+def test_two_runs_store_the_same_bytes(folder):
+    write(_notebook("sum(range(10))"), folder / "twice.ipynb")
+    notebooks.main(["run", "twice", "--source", str(folder), "--in-place"])
+    first = (folder / "twice.ipynb").read_bytes()
+    notebooks.main(["run", "twice", "--source", str(folder), "--in-place"])
+    assert (folder / "twice.ipynb").read_bytes() == first
+
+
+def test_a_failing_cell_stops_the_run_and_is_named(folder, capsys):
+    """Field case 44."""
+    write(_notebook("1 + 1", "1/0"), folder / "bad.ipynb")
+    before = (folder / "bad.ipynb").read_bytes()
+    assert notebooks.main(["run", "bad", "--source", str(folder), "--in-place"]) == 1
+    assert "bad.ipynb, cell 3 (a-02): ZeroDivisionError" in capsys.readouterr().err
+    assert (folder / "bad.ipynb").read_bytes() == before
+
+
+def test_a_dead_kernel_is_said(folder):
+    write(_notebook("import os\nos._exit(1)"), folder / "dead.ipynb")
+    with pytest.raises(NotebookFailed, match=r"cell 2 \(a-01\): the kernel died"):
+        notebooks.run([folder / "dead.ipynb"])
+
+
+def test_an_unknown_slug_names_those_that_exist(folder, capsys):
+    write(_notebook(), folder / "known.ipynb")
+    assert notebooks.main(["run", "unknown", "--source", str(folder)]) == 1
+    assert "there are: known" in capsys.readouterr().err
+
+
+def test_sync_rewrites_first_cells_after_the_address_changed(tmp_path):
+    notebook = _notebook("1 + 1")
+    notebook.cells[0].source = bootstrap().replace("https://", "https://old.")
+    for name in ("notebooks/x.ipynb", "labs/source/x/x.ipynb"):
+        write(notebook, tmp_path / name)
+    assert len(notebooks.sync(tmp_path)) == 2
+    assert read(tmp_path / "notebooks/x.ipynb").cells[0].source == bootstrap()
+    assert notebooks.sync(tmp_path) == []
+
+
+def test_progress_gives_the_time_left():
+    seconds, said = iter([0.0, 20.0, 20.0]), []
+    progress = Progress(4, clock=lambda: next(seconds), say=lambda line, flush: said.append(line))
+    progress.cell("06-rounding")
+    assert said == ["  06-rounding: 1 of 4 cells, 20 s, about 60 s left"]
+
+
+# nbval
+
+
+@pytest.mark.slow
+def test_nbval_fails_on_a_failing_cell(folder):
+    """Field case 44: an error fails even in a cell whose output isn't compared."""
+    notebook = _ran(_notebook("1/0"))
+    write(notebook, folder / "bad.ipynb")
+    done = _nbval(folder / "bad.ipynb")
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stdout
+
+
+@pytest.mark.slow
+def test_nbval_fails_on_a_changed_output_and_passes_twice(folder):
+    """Field case 45: stderr and a figure's pixels don't matter; a compared output does."""
+    bar = "import sys\nprint('50 %', file=sys.stderr)"
+    plot = "import matplotlib.pyplot as plt\nline, = plt.plot([1, 2])\nplt.show()"
+    data = "line.get_ydata().tolist()"
+    notebook = _notebook(bar, plot, data)
+    notebook.cells[3].metadata["tags"] = ["nbval-check-output"]
+    write(notebook, folder / "plot.ipynb")
+    notebooks.main(["run", "plot", "--source", str(folder), "--in-place"])
+    assert [_nbval(folder / "plot.ipynb").returncode for _ in range(2)] == [0, 0]
+    changed = read(folder / "plot.ipynb")
+    changed.cells[3].outputs[0].data["text/plain"] = "[1, 3]"
+    write(changed, folder / "plot.ipynb")
+    assert _nbval(folder / "plot.ipynb").returncode == 1
