@@ -46,9 +46,9 @@ labs: setup
 	@$(RUN) -m utils.course.labs release $(SLUG)
 	@$(RUN) -m utils.course.labs check $(SLUG)
 
-# Runs the notebooks and the long studies and writes their evidence to records/.
+# For authors: the same, and keep the evidence of that run in records/.
 records: setup
-	@$(RUN) -m utils.course.records
+	@$(RUN) -m utils.course.records $(SLUG)
 
 mutations: setup
 	@$(RUN) -m utils.course.mutations $(SLUG)

@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from utils.course import notebook_rules, notebooks
+from utils.course import notebook_rules, notebooks, records
 from utils.course.bootstrap import bootstrap
 from utils.course.notebook_run import NotebookFailed, Progress, cleaned, read, write
 
@@ -72,6 +72,11 @@ def test_a_notebook_belongs_to_a_unit(path):
     if not path.stem.startswith("00-"):
         assert (ROOT / "labs/source" / path.stem / f"{path.stem}.ipynb").exists()
         assert (ROOT / "labs/release" / path.stem / f"{path.stem}.ipynb").exists()
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.stem)
+def test_glued_numbers_come_from_the_run_whose_record_is_kept(path):
+    assert records.differences(path.stem) == []
 
 
 def test_labs_start_with_the_same_cell():
@@ -139,6 +144,18 @@ def test_cells_out_of_order_and_a_figure_without_alt_text_are_refused():
 
 
 # Running
+
+
+def test_a_record_is_kept_and_compared_with_what_is_glued(folder, monkeypatch):
+    publish = "from utils import ledger\nledger.publish('06-x', 'twenty characters long', {'a': 1})"
+    write(_notebook(publish), folder / "06-x.ipynb")
+    monkeypatch.setattr(notebooks.paths, "__defaults__", ((), folder))
+    assert records.differences("06-x", folder) == ["06-x: no record 06-x.json: run `make records`"]
+    notebooks.run(notebooks.paths(), write_to=lambda path: path)
+    kept = records.keep("06-x", folder=folder)
+    assert records.differences("06-x", folder) == []
+    kept.write_text(kept.read_text().replace('"value": 1', '"value": 2'))
+    assert records.differences("06-x", folder) == ["06-x: a is 1 here and 2 in the record"]
 
 
 def test_run_stores_outputs_and_no_volatile_metadata(folder):
