@@ -1,8 +1,8 @@
 """Where a lab's files are, and what its cells are for.
 
-A lab is one source notebook with nbgrader metadata (`labs/source/SLUG/SLUG.ipynb`), its planted bugs
-(`bugs.yaml`) and one generated release. This module reads; it does not run cells (`lab_run`), judge
-them (`lab_rules`, `lab_check`) or call nbgrader (`lab_nbgrader`).
+A lab is one source notebook with nbgrader metadata (`labs/source/SLUG/SLUG.ipynb`), its planted
+bugs (`bugs.yaml`) and one generated release. This module reads; it does not run cells (`lab_run`),
+judge them (`lab_rules`, `lab_check`) or call nbgrader (`lab_nbgrader`).
 """
 
 import re

@@ -1,9 +1,9 @@
 """Run a lab's code cells in this process, each on its own and within a time limit.
 
 Much quicker than a kernel per run, so that a lab can be tried blank, solved and with every planted
-bug within seconds. Not a sandbox: cells run with your rights, as nbgrader's do. The limit interrupts
-Python code; it cannot stop a single call into C that never returns. Where the platform has no
-interval timer (Windows), cells run without a limit.
+bug within seconds. Not a sandbox: cells run with your rights, as nbgrader's do. The limit
+interrupts Python code; it cannot stop a single call into C that never returns. Where the platform
+has no interval timer (Windows), cells run without a limit.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ LIMIT_S = 20.0
 
 
 class CellTimeout(BaseException):
-    """A cell ran past its limit; not an Exception, so that a cell's own `except` lets it through."""
+    """A cell ran past its limit; not an Exception, so that a cell's own handler lets it through."""
 
 
 @dataclass(frozen=True)
