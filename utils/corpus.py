@@ -115,9 +115,9 @@ def _documents(source):
 
 
 def _botchan():
-    """Chapters between the Project Gutenberg header and footer, without their headings."""
+    """The chapters alone: no headings, no Project Gutenberg header, footer or list of errata."""
     book = fetch.read("botchan", "test/botchan.txt").decode("utf-8-sig").replace("\r\n", "\n")
-    book = book[: book.index("*** END OF TH")]
+    book = book[: book.index("--(THE END)--")]
     pieces = re.split(r"^CHAPTER ([IVX]+)\.?\n", book, flags=re.MULTILINE)[1:]
     return dict(zip(pieces[::2], pieces[1::2], strict=True))
 

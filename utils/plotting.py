@@ -8,7 +8,7 @@ ground on dark pages, where the book frames them.
 import matplotlib.pyplot as plt
 from cycler import cycler
 
-COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#000000"]
+COLOURS = ["#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00", "#CC79A7", "#000000"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 LINES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1))]
 HATCHES = ["", "//", "..", "xx", "\\\\", "++", "oo"]
