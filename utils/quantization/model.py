@@ -11,7 +11,6 @@ But: embeddings and norms stay as they are, and nothing gets faster (see linear.
 import copy
 
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from utils.models import linears
 from utils.quantization import rtn
@@ -86,8 +85,9 @@ def share(model):
 
 
 def weight_of(layer):
-    """The weight as [out, in]: Conv1D stores it as [in, out]."""
-    return layer.weight.detach().T if isinstance(layer, Conv1D) else layer.weight.detach()
+    """The weight as [out, in]: GPT-2's Conv1D, the other kind of layer here, stores [in, out]."""
+    weight = layer.weight.detach()
+    return weight if isinstance(layer, nn.Linear) else weight.T
 
 
 def _quantize_layer(quantize, name, layer, bits, group_size, symmetric, options):
@@ -117,5 +117,5 @@ def _describe(name, layer, weight):
 def _put_back(layer, weight):
     """Replace the parameter (never write into it: a shared tensor belongs to the original too)."""
     new = weight.dequantize(layer.weight.dtype)
-    new = new.T.contiguous() if isinstance(layer, Conv1D) else new
+    new = new if isinstance(layer, nn.Linear) else new.T.contiguous()
     layer.weight = nn.Parameter(new, requires_grad=False)
