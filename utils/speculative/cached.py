@@ -5,6 +5,8 @@ rejection is cropping the cache to what the new text and the old one have in com
 Does not: batch, sample, or reach into the cache: only transformers' public Cache interface.
 """
 
+import inspect
+
 import torch
 from transformers import DynamicCache
 
@@ -20,6 +22,7 @@ class CachedModel:
                 "cache of a model with full attention in every layer"
             )
         self.model = model
+        self.keyword = cache_keyword(model)
         self.reset()
 
     def reset(self):
@@ -48,11 +51,16 @@ class CachedModel:
         """
         self.crop(min(_common_prefix(self.ids, ids), len(ids) - rows))
         new = torch.tensor([ids[self.length :]], device=self.model.device)
-        output = self.model(
-            new, past_key_values=self.cache, use_cache=True, logits_to_keep=rows
-        )
+        held = {self.keyword: self.cache, "use_cache": True}
+        output = self.model(new, logits_to_keep=rows, **held)
         self.ids = list(ids)
         return output.logits[0]
+
+
+def cache_keyword(model):
+    """The name of the cache argument: transformers 5 renames `past_key_values` to `cache`."""
+    known = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in known else "past_key_values"
 
 
 def _common_prefix(a, b):

@@ -36,7 +36,8 @@ def generate(
     target: causal LM of transformers. drafter: see drafting.Drafter; None: plain decoding.
     input_ids: int64 [n] or [1, n], no padding. eos_token_id: id or ids that end the text (kept in
     the output); None: those of the target's generation config; (): none.
-    generator: CPU torch.Generator. verify: the acceptance rule (the zoo passes others).
+    generator: CPU torch.Generator (None: torch's own, which greedy decoding advances too).
+    verify: the acceptance rule (the zoo passes others).
     Returns (tokens int64 [m]: the new ones only, Stats).
     """
     ids = _prompt(input_ids)
@@ -51,7 +52,8 @@ def generate(
         room = min(k, end - len(ids) - 1)
         draft = drafter.propose(ids, room, warp, dice) if drafter and room else Draft([])
         p = warp(model.follow(ids + draft.tokens, rows=len(draft.tokens) + 1))
-        tokens, accepted = verify(p, draft.q_draft(p.shape[-1]), draft.tokens, dice)
+        q, drafted = draft.q_draft(p.shape[-1]), torch.tensor(draft.tokens, dtype=torch.int64)
+        tokens, accepted = verify(p, q, drafted, dice)
         tokens = _until_stop(tokens.tolist(), stop)
         stats.record(len(draft.tokens), accepted, len(tokens))
         ids = ids + tokens

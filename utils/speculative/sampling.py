@@ -34,9 +34,8 @@ class Dice:
     def draw(self, law):
         """A token id from `law` [V]: the first whose cumulative probability exceeds u."""
         cumulative = law.cumsum(0)
-        u = self.uniform() * cumulative[-1].item()
-        token = int(torch.searchsorted(cumulative, u, right=True))
-        return min(token, int(law.nonzero()[-1]))
+        u = self.uniform() * cumulative[-1]
+        return int(torch.searchsorted(cumulative, u, right=True))
 
 
 def as_dice(generator):
@@ -73,7 +72,7 @@ def warp(logits, temperature=1.0, top_k=0, top_p=1.0):
 
 def _nucleus(law, top_p):
     """The smallest set of tokens with mass >= top_p, scaled up to mass 1."""
-    ordered, index = law.sort(-1, descending=True, stable=True)
+    ordered, index = law.sort(dim=-1, descending=True, stable=True)
     mass_before = ordered.cumsum(-1) - ordered
     kept = torch.where(mass_before < top_p, ordered, 0.0)
     kept = torch.zeros_like(law).scatter_(-1, index, kept)
@@ -131,7 +130,7 @@ def _law(rows, name):
     """Rows of probabilities as float64 on the CPU, each scaled to mass exactly 1."""
     rows = torch.as_tensor(rows).detach().to("cpu", torch.float64)
     mass = rows.sum(-1, keepdim=True)
-    broken = not torch.isfinite(rows).all() or (rows < 0).any()
-    if broken or ((mass - 1).abs() > 1e-3).any():
-        raise ValueError(f"{name} holds a row that is no probability law (NaN, negative, mass not 1)")
+    sound = (rows >= 0).all() and ((mass - 1).abs() <= 1e-3).all()  # False for NaN
+    if not sound:
+        raise ValueError(f"{name}: each row must be a probability law, without NaN, of mass 1")
     return rows / mass
