@@ -135,9 +135,10 @@ def install(arguments, python, log=LOG):
         for raw in pip.stdout:
             line = raw.decode("utf-8", "replace")
             kept.write(line)
-            if line.startswith(("Collecting", "Installing")) and time.time() - last > 5:
+            late = line.startswith("Collecting") and time.time() - last > 5
+            if late or line.startswith("Installing collected"):
                 last = time.time()
-                print(f"  {last - started:4.0f} s  {line.strip()[:80]}", flush=True)
+                print(f"  {last - started:4.0f} s  {line.strip()[:70]}", flush=True)
     if pip.wait():
         reason = explain(log.read_text(encoding="utf-8"))
         raise SetupError(f"{reason} (The whole log: {log})")
@@ -150,7 +151,7 @@ def main(environ=os.environ):
         check_python()
         if compiler_note():
             print(compiler_note())
-        print("Setting up .venv (2.5 GB with the CPU build of torch; about 3 to 10 minutes)")
+        print("Setting up .venv: 2 to 10 minutes, 2.1 GB (about 7 GB with the CUDA build of torch)")
         make_venv()
         install(pip_arguments(environ.get("TORCH_INDEX", "")), venv_python())
     except SetupError as problem:
