@@ -75,9 +75,9 @@ def units():
     return sorted(path.stem for path in LISTS.glob("*.yaml"))
 
 
-def load(unit):
+def load(unit, folder=LISTS):
     """The unit's mutations. Raises ValueError for a missing or malformed list."""
-    path = LISTS / f"{unit}.yaml"
+    path = folder / f"{unit}.yaml"
     if not path.exists():
         raise ValueError(f"no mutations for {unit!r}; there are lists for: {', '.join(units())}")
     entries = yaml.safe_load(path.read_text(encoding="utf-8")) or []
