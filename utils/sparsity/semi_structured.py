@@ -5,7 +5,7 @@ Does not: run fast. That needs hardware or a kernel that reads this form; here i
 Policy for in-features that are no multiple of four: a ValueError, never silent padding.
 
 Codes as NVIDIA's sparse tensor cores read them and torch.sparse._semi_structured_conversions
-writes them: the low two bits are the position of the first kept value, the high two bits of the second.
+writes them: the low two bits are the position of the first kept value, the high two of the second.
 Two codes make a byte, low nibble first; no reordering for a particular kernel.
 """
 

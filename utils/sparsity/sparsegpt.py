@@ -59,9 +59,7 @@ def prune(weight, hessian, sparsity=0.5, pattern=None, damping=0.01, block=128, 
     if pattern and weight.shape[1] % 4:
         raise ValueError(f"2:4 needs in-features divisible by 4, not {weight.shape[1]}")
     upper, dead = factor or inverse_factor(hessian, damping)
-    columns = (
-        weight.detach().t().to(upper.dtype).contiguous()
-    )  # [in, out]: a column is a contiguous row
+    columns = weight.detach().t().to(upper.dtype).contiguous()  # [in, out]
     for start in range(0, len(columns), block):
         end = min(start + block, len(columns))
         errors = _prune_block(columns, upper, dead, start, end, sparsity, pattern)
@@ -71,27 +69,23 @@ def prune(weight, hessian, sparsity=0.5, pattern=None, damping=0.01, block=128, 
 
 def _prune_block(columns, upper, dead, start, end, sparsity, pattern):
     """Prune columns start..end in place; return their errors [end - start, out]."""
-    block, factor = columns[start:end], upper[start:end, start:end]
-    errors = torch.empty_like(block)
+    errors = torch.empty_like(columns[start:end])
     span = 4 if pattern else end - start
-    for i in range(end - start):
-        if i % span == 0:
-            part = slice(start + i, start + i + span)
-            drop = _drop(
-                columns[part], upper.diagonal()[part], dead[part], start, columns, sparsity, pattern
-            )
-        dropped = drop[i % span]
-        errors[i] = block[i].where(dropped, 0) / factor[i, i]
-        block[i].masked_fill_(dropped, 0)
-        block[i + 1 :].addr_(factor[i, i + 1 :], errors[i], alpha=-1)
+    for first in range(start, end, span):
+        part = slice(first, first + span)
+        diagonal = upper.diagonal()[part]
+        drop = _drop(columns[part], diagonal, dead[part], start, sparsity, pattern).contiguous()
+        share = drop / diagonal[:, None]  # 1 / U_jj where a weight goes, else 0
+        for j in range(first, first + span):
+            error = torch.mul(columns[j], share[j - first], out=errors[j - start])
+            columns[j + 1 : end].addr_(upper[j, j + 1 : end], error, alpha=-1)
+        columns[part].masked_fill_(drop, 0)
     return errors
 
 
-def _drop(part, diagonal, dead, start, columns, sparsity, pattern):
-    """True [len(part), out] where a weight goes, by the loss as it stands now."""
-    scores = (
-        (part / diagonal[:, None]).square().masked_fill(dead[:, None], -1).t()
-    )  # [out, columns]
+def _drop(part, diagonal, dead, start, sparsity, pattern):
+    """True where a weight of `part` [columns, out] goes, by the loss as it stands now."""
+    scores = (part / diagonal[:, None]).square().masked_fill(dead[:, None], -1).t()
     if pattern:
         return ~keep_largest(scores, 2).t()
     rows = scores.shape[0]
@@ -103,15 +97,13 @@ def prune_naive(weight, hessian, sparsity=0.5, pattern=None, damping=0.01, block
     """`prune` by its definition: float64, a fresh inverse for every column."""
     full, dead = damped(hessian.double(), damping)
     result, n = weight.detach().double().clone(), weight.shape[1]
-    inverses = [
-        torch.linalg.inv(full[j:, j:])[:, 0] for j in range(n)
-    ]  # first column of each inverse
+    inverses = [torch.linalg.inv(full[j:, j:])[:, 0] for j in range(n)]  # their first columns
     diagonal = torch.stack([inverse[0].sqrt() for inverse in inverses])
     span = 4 if pattern else block
     for j in range(n):
         if j % span == 0:
             part = slice(j, min(j + span, n))
-            drop = _drop(result.t()[part], diagonal[part], dead[part], j, result, sparsity, pattern)
+            drop = _drop(result.t()[part], diagonal[part], dead[part], j, sparsity, pattern)
         lost = result[:, j].where(drop[j % span], 0)
         result[:, j:] -= torch.outer(lost / inverses[j][0], inverses[j])
         result[:, j].masked_fill_(drop[j % span], 0)

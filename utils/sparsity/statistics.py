@@ -101,7 +101,8 @@ def forward(model, inputs, attention_mask=None):
 def collect(model, ids, attention_mask=None, layers=None, hessian=False, batch=8):
     """Statistics of every linear layer's input: {name: InputStatistics}.
 
-    ids int64 [n, time] (or what the model takes, batch first); attention_mask [n, time], 0 at padding.
+    ids int64 [n, time], or what the model takes, batch first; attention_mask [n, time], 0 at
+    padding.
     All layers are read from the model as it is now; `prune.prune_model` reads them block by block.
     """
     recorder = Recorder(layers or models.linears(model), hessian)
