@@ -47,7 +47,9 @@ def course(tmp_path):
 
 
 def _tree(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """The files with their bytes, and the units' folders."""
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return files | {path: "folder" for path in folder.rglob(f"*{SLUG}") if path.is_dir()}
 
 
 @pytest.fixture

@@ -91,17 +91,18 @@ def new_course(lab, submissions, folder):
     return folder
 
 
-def pipeline(lab, submissions, folder, say=print):
+def pipeline(lab, submissions, folder, say=print, options=()):
     """Validate, generate, autograde, write feedback and export: [(student, score, max_score)].
 
-    submissions: {student: notebook text}. The source is validated first and the words of the result
-    are read, because a kernel that lacks a package would give everybody 0 with exit code 0.
+    submissions: {student: notebook text}; options: more words for `nbgrader autograde`.
+    The source is validated first and the words of the result are read, because a kernel that
+    lacks a package would give everybody 0 with exit code 0.
     """
     course = new_course(lab, submissions, folder)
     source = f"source/{lab.slug}/{lab.slug}.ipynb"
     _step(course, say, ["validate", source], must_say=VALID)
     _step(course, say, ["generate_assignment", lab.slug, "--create", "--force"])
-    _step(course, say, ["autograde", lab.slug, "--create"])
+    _step(course, say, ["autograde", lab.slug, "--create", *options])
     _step(course, say, ["generate_feedback", lab.slug])
     _step(course, say, ["export", "--to", "grades.csv"])
     return grades(course / "grades.csv")

@@ -7,6 +7,7 @@ never overwrites a file. What it does not do: write the unit.
 """
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
@@ -156,6 +157,9 @@ def _install(slug, staged, root):
     except BaseException:
         for target in done:
             target.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty, or never made
+                if target.parent.name == slug:
+                    target.parent.rmdir()
         raise
     return targets
 
@@ -172,7 +176,7 @@ def main(arguments=None):
         print(f"new_unit: {error}", file=sys.stderr)
         return 1
     print("\n".join(f"wrote {os.path.relpath(path, ROOT)}" for path in files))
-    print(f"Added to _toc.yml. Next: book/contributing.md, then `make check`.")
+    print("Added to _toc.yml. Next: book/contributing.md, then `make check`.")
     return 0
 
 
