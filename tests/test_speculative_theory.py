@@ -16,6 +16,7 @@ def test_case_32():
     assert theory.speedup(0.8, 4, 0.2) == pytest.approx(1.87, abs=0.005)
     assert theory.speedup(0.3, 4, 0.2) == pytest.approx(0.79, abs=0.005)
     assert theory.best_k(0.15, 0.2) == (0, 1.0)
+    assert theory.speedup(0.8, 4, 0.2, verify_cost=2) == pytest.approx(3.3616 / 2.8)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,16 @@ def test_only_emitted_tokens_are_counted():
     assert stats.acceptance_by_position == [1, 2 / 3, 1, 1]
     assert stats.tokens_per_forward == 10 / 4 and stats.accepted_per_forward == 7 / 4
     assert stats.acceptance_rate == 7 / 12 and stats.alpha == 7 / 8
+
+
+def test_counts_of_several_texts_add_up():
+    first, second, both = Stats(), Stats(), Stats()
+    for stats in (first, both):
+        stats.record(proposed=2, accepted=1, emitted=2)
+    for stats in (second, both):
+        stats.record(proposed=4, accepted=4, emitted=5)
+    first.add(second)
+    assert first == both
 
 
 def test_empty_statistics_do_not_divide_by_zero():

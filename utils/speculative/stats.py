@@ -23,16 +23,28 @@ class Stats:
         """Add one target forward: tokens drafted, accepted by the rule, kept after end of text."""
         kept = min(accepted, emitted)
         examined = min(accepted + (accepted < proposed), emitted)
+        self._grow(proposed)
         self.target_forwards += 1
         self.proposed += proposed
         self.accepted += kept
         self.emitted += emitted
-        missing = [0] * (proposed - len(self.examined_at))
-        self.examined_at += missing
-        self.accepted_at += missing
         for i in range(examined):
             self.examined_at[i] += 1
             self.accepted_at[i] += i < kept
+
+    def add(self, other):
+        """Add the counts of another Stats."""
+        self._grow(len(other.examined_at))
+        for name in ("target_forwards", "proposed", "accepted", "emitted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for i in range(len(other.examined_at)):
+            self.examined_at[i] += other.examined_at[i]
+            self.accepted_at[i] += other.accepted_at[i]
+
+    def _grow(self, positions):
+        missing = [0] * (positions - len(self.examined_at))
+        self.examined_at += missing
+        self.accepted_at += missing
 
     @property
     def tokens_per_forward(self):

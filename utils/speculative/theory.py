@@ -39,12 +39,13 @@ def expected_tokens_by_position(alphas):
     return total
 
 
-def speedup(alpha, k, c):
+def speedup(alpha, k, c, verify_cost=1.0):
     """Plain time / speculative time; c: one draft step's time / one target forward's time.
 
-    Assumes that a forward over k + 1 tokens takes as long as one over 1 token.
+    verify_cost: time of a target forward over k + 1 tokens / over 1 token. The paper's formula
+    takes 1: a forward limited by reading the weights.
     """
-    return expected_tokens(alpha, k) / (k * c + 1)
+    return expected_tokens(alpha, k) / (k * c + verify_cost)
 
 
 def best_k(alpha, c, largest=16):
