@@ -11,6 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from utils import fetch
 from utils.course import notebook_rules, notebooks, records
 from utils.course.bootstrap import bootstrap
 from utils.course.notebook_run import NotebookFailed, Progress, cleaned, read, write
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMITTED = notebooks.paths()
 COMPARED_AT_LEAST = 8
 CELL_LINES = 16
-NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=60", "-p", "no:cacheprovider"]
+NBVAL = ["--nbval-lax", "--nbval-current-env", "-p", "no:cacheprovider"]
 
 
 def _notebook(*codes, tags=()):
@@ -39,8 +40,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def _nbval(path):
-    command = [sys.executable, "-m", "pytest", "-q", *NBVAL, str(path)]
+def _nbval(path, timeout_s=60):
+    limit = f"--nbval-cell-timeout={timeout_s}"
+    command = [sys.executable, "-m", "pytest", "-q", *NBVAL, limit, str(path)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
@@ -247,3 +249,22 @@ def test_nbval_fails_on_a_changed_output_and_passes_twice(folder):
     changed.cells[3].outputs[0].data["text/plain"] = "[1, 3]"
     write(changed, folder / "plot.ipynb")
     assert _nbval(folder / "plot.ipynb").returncode == 1
+
+
+@pytest.mark.slow
+def test_nbval_passes_with_a_cold_and_with_a_warm_model_cache(folder, monkeypatch):
+    """Field case 45: the first run converts the model and says so; the outputs stay the same."""
+    cold = folder / "cache"
+    cold.mkdir()
+    (cold / "packages").symlink_to(fetch.package("model").parent)
+    monkeypatch.setenv("COURSE_CACHE", str(cold))
+    load = "from utils import models\nloaded = models.load()"
+    notebook = _notebook(load, "loaded.card.parameters")
+    notebook.cells[2].metadata["tags"] = ["nbval-check-output"]
+    notebook.cells[2].outputs = [
+        nbformat.v4.new_output("execute_result", {"text/plain": "134515008"}, execution_count=3)
+    ]
+    write(_ran(notebook), folder / "load.ipynb")
+    for _ in ("cold", "warm"):
+        done = _nbval(folder / "load.ipynb", timeout_s=180)
+        assert done.returncode == 0, done.stdout

@@ -193,3 +193,9 @@ def test_nothing_in_the_repository_names_this_machine():
         if path.suffix in (".md", ".py", ".ipynb", ".yml", ".yaml", ".toml", ".txt", ".json"):
             text = path.read_text(encoding="utf-8")
             assert str(ROOT) + "/" not in text, f"{name} names this checkout's folder"
+
+
+def test_the_citation_names_the_address_of_the_configuration():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    assert citation["repository-code"] == config["repository"]["url"]
