@@ -1,13 +1,17 @@
 """Keep the evidence behind the book's numbers: `python -m utils.course.records` (`make records`).
 
-Runs the notebooks on this machine, stores their outputs and, in `records/notebooks/UNIT.json`, the
-evidence that each one's last cell published in that same run. So a number that a page prints, the
-output it is glued from and the record that supports it come from one run; `differences` says where
-they don't. What it does not do: decide which numbers a page prints.
+First the long studies (`utils/*/study.py`, each resumable, each writing `records/UNIT.json`). Then
+the notebooks: they are run on this machine, their outputs stored and, in
+`records/notebooks/UNIT.json`, the evidence that each one's last cell published in that same run. So
+a number that a page prints, the output it is glued from and the record that supports it come from
+one run; `differences` says where they don't. What it does not do: decide which numbers a page
+prints.
 """
 
+import importlib
 import json
 import shutil
+import subprocess
 import sys
 
 from utils import cache, ledger
@@ -54,14 +58,22 @@ def differences(slug, folder=FOLDER):
     return [f"{slug}: {n} is {shown.get(n)} here and {kept.get(n)} in the record" for n in names]
 
 
+def studies(slugs=()):
+    """Module names of the long studies of these units (of all units if none is named)."""
+    names = [f"utils.{path.parent.name}.study" for path in sorted(ROOT.glob("utils/*/study.py"))]
+    return [n for n in names if not slugs or importlib.import_module(n).UNIT in slugs]
+
+
 def main(slugs=()):
     """Run, store, keep; returns the exit status."""
     try:
         files = notebooks.paths(slugs)
+        for name in studies(slugs):
+            subprocess.run([sys.executable, "-m", name], cwd=ROOT, check=True)
         notebooks.run(files, write_to=lambda path: path)
         for path in files:
             print(f"wrote {keep(path.stem).relative_to(ROOT)}")
-    except NotebookFailed as failure:
+    except (NotebookFailed, subprocess.CalledProcessError) as failure:
         print(f"Failed: {failure}", file=sys.stderr)
         return 1
     return 0
