@@ -48,6 +48,7 @@ def test_numbers_in_prose_are_measured_cited_or_derived(path):
         "```{figure} x.svg\n:alt: y\nA caption with 12 GB.\n```",
         ":::{admonition} Title\nIt takes 5 ms.\n:::",
         "It takes\n5 ms.",
+        ":::{admonition} E\n:class: exercise\n5 ms.\n:::\n\nIt takes 6 ms.",
     ],
 )
 def test_a_bare_number_is_found(text):
@@ -69,6 +70,8 @@ def test_a_bare_number_is_found(text):
         ":::{admonition} 5 ms\n:class: x\nText.\n:::",
         "From {cite}`x`:\n\n| a | 3 ms |\n|---|---|",
         "About 90 minutes of your time.",
+        ":::{admonition} Exercise 1\n:name: ex\n:class: exercise\nA laptop reads 100 GB/s.\n:::",
+        "::::{admonition} Solution\n:class: dropdown solution\n:::{note}\n5 ms\n:::\n6 ms.\n::::",
         "<!-- 5 ms -->\n% 5 ms",
     ],
 )

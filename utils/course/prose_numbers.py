@@ -7,7 +7,8 @@ admonitions and what names a setting rather than a finding:
 
 - whole numbers up to 64 before bits, bytes and × ("4 bits", "2 bytes", "4×");
 - a chosen sparsity ("50 % sparsity", "50 % zeros") and a confidence level ("95 % interval");
-- the learner's own time in minutes and hours.
+- the learner's own time in minutes and hours;
+- whatever stands in an exercise, a solution or a quiz: there numbers are given, then worked with.
 
 It reads text, not meaning: whether a derived number is right is for the reader to redo.
 """
@@ -32,6 +33,10 @@ _NUMBER = re.compile(
 )
 _SCORE = re.compile(r"\b(?:perplexity|ppl|KL(?: divergence)?) (?:of |is |to |= )?\d[\d.]*")
 _FENCE = re.compile(r"(`{3,}|~{3,}|:{3,})\s*(?:\{([\w:.-]+)\})?")
+_TASK = (
+    r"^(?P<mark>:{3,}|`{3,})\{admonition\}[^\n]*\n(?::(?!class)[\w-]+:[^\n]*\n)*"
+    r":class:[^\n]*\b(?:exercise|solution|quiz)\b[^\n]*\n.*?^(?P=mark)[ ]*$"
+)
 _MARKUP = re.compile(r"#{1,6} |:[\w-]+:|\(\S+\)=$|---$")
 _SETTING = re.compile(
     r"\s?%\s+(?:of (?:the|all) weights (?:are|is|set to) zero|(?:\S+ )?spars|zeros?\b"
@@ -119,8 +124,9 @@ def _prose_lines(markdown):
 
 
 def _without_comments(text):
-    """The text with HTML and MyST comments blanked, line for line."""
-    text = re.sub(r"<!--.*?-->", lambda m: "\n" * m.group(0).count("\n"), text, flags=re.S)
+    """The text with comments and the boxes of exercises blanked, line for line."""
+    for pattern in (r"<!--.*?-->", _TASK):
+        text = re.sub(pattern, lambda m: "\n" * m.group(0).count("\n"), text, flags=re.S | re.M)
     return re.sub(r"^%.*$", "", text, flags=re.M)
 
 
