@@ -94,3 +94,40 @@ def test_the_palette_differs_in_lightness():
     values = [luminance(c) for c in plotting.COLOURS]
     assert all(abs(a - b) > 0.1 for a, b in zip(values, values[1:], strict=False))
     assert len(plotting.COLOURS) == len(plotting.MARKERS) == len(plotting.LINES)
+
+
+def evidence_file(tmp_path, **changes):
+    entry = {
+        "claim": "c084",
+        "verdict": "contradicted",
+        "scope": "mechanism on our model",
+        "kind": "measured",
+        "says": "what was found",
+        "values": {"11-weight-sparsity": ["below"]},
+    }
+    path = tmp_path / "evidence.yaml"
+    path.write_text(json.dumps([entry | changes]))
+    return path
+
+
+def test_claims_are_joined_to_the_values_of_records(tmp_path):
+    ledger.record("11-weight-sparsity", ledger.__file__, PROTOCOL, {"below": 0.75})
+    claims = {c["id"]: c for c in ledger.load(evidence=evidence_file(tmp_path))}
+    assert len(claims) == 270
+    assert claims["c084"]["verdict"] == "contradicted"
+    assert claims["c084"]["evidence"][0]["values"] == {"below": 0.75}
+    assert claims["c001"]["verdict"] == "open" and not claims["c001"]["evidence"]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"claim": "c999"}, "no claim"),
+        ({"values": {"11-weight-sparsity": ["above"]}}, "has no value 'above'"),
+        ({"values": {"12-absent": ["below"]}}, "no record 12-absent"),
+    ],
+)
+def test_evidence_that_points_nowhere_is_refused(tmp_path, change, message):
+    ledger.record("11-weight-sparsity", ledger.__file__, PROTOCOL, {"below": 0.75})
+    with pytest.raises(ValueError, match=message):
+        ledger.load(evidence=evidence_file(tmp_path, **change))

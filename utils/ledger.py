@@ -4,7 +4,8 @@ A notebook ends with `publish`: it writes `_build/evidence/UNIT.json` and glues 
 number in the book's text and the number in the record are one. Long studies write
 `records/UNIT.json` with `record` (only `make records` and `make bench` do that) and notebooks
 show those values labelled "recorded", through `recorded`.
-What it does not do: decide what a value means.
+`load` joins the claims that circulate in this field (`data/claims.yaml`) to such values.
+What it does not do: judge a claim that has no evidence here; that one is "open".
 """
 
 import datetime
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import jsonschema
 import torch
+import yaml
 
 from utils import cache
 from utils.device import detect, versions
@@ -23,6 +25,7 @@ from utils.device import detect, versions
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "records"
 EVIDENCE = ROOT / "_build" / "evidence"
+DATA = Path(__file__).resolve().parent / "data"
 
 NUMBER = {"type": "number"}
 SCHEMA = {
@@ -94,10 +97,13 @@ def record(unit, script, protocol, values, device=None):
 
 
 def recorded(unit):
-    """The checked content of `records/UNIT.json`; ValueError when it is absent or broken."""
+    """The checked content of `records/UNIT.json`; ValueError when it is absent or broken.
+
+    unit: a study's slug, or "notebooks/SLUG" for the evidence kept of a notebook's run.
+    """
     path = RECORDS / f"{unit}.json"
     if not path.exists():
-        raise ValueError(f"no record {path.name}: run `make records`")
+        raise ValueError(f"no record {unit}.json: run `make records`")
     content = json.loads(path.read_text(encoding="utf-8"))
     check(content)
     return content
@@ -114,6 +120,39 @@ def check(content):
         low, high = entry.get("low", entry["value"]), entry.get("high", entry["value"])
         if not low <= entry["value"] <= high:
             raise ValueError(f"value {name!r} lies outside its interval [{low}, {high}]")
+
+
+def load(claims=DATA / "claims.yaml", evidence=DATA / "evidence.yaml"):
+    """The claims, each with `verdict` ("open" without evidence) and `evidence` (a list).
+
+    An entry of evidence.yaml names a claim, a verdict, a scope ("same claim" or "mechanism on our
+    model"), a kind (measured, computed or cited), what it says, and its values by record:
+    {record: [value name, ...]}. Here the values themselves are put in: {name: number}.
+    Raises ValueError for evidence on an unknown claim or with a value that its record lacks.
+    """
+    found = {c["id"]: c | {"verdict": "open", "evidence": []} for c in _yaml(claims)}
+    for entry in _yaml(evidence):
+        if entry["claim"] not in found:
+            raise ValueError(f"evidence for {entry['claim']!r}, which is no claim of {claims}")
+        claim = found[entry["claim"]]
+        claim["verdict"] = entry["verdict"]
+        claim["evidence"].append(entry | {"values": _looked_up(entry)})
+    return list(found.values())
+
+
+def _yaml(path):
+    return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+
+
+def _looked_up(entry):
+    values = {}
+    for unit, names in entry["values"].items():
+        kept = recorded(unit)["values"]
+        for name in names:
+            if name not in kept:
+                raise ValueError(f"{entry['claim']}: record {unit} has no value {name!r}")
+            values[name] = kept[name]["value"]
+    return values
 
 
 def file_sha256(path):
