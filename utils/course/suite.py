@@ -47,6 +47,10 @@ class Result:
     skipped: list[str] = field(default_factory=list)
 
 
+MACHINERY = ("test_labs", "test_lab_grading", "test_lab_rules", "test_new_unit", "test_mutations")
+MACHINERY = tuple(f"tests/{name}.py" for name in MACHINERY)
+
+
 def _pytest(marker, *more):
     return [*PYTEST, "-m", marker, *more]
 
@@ -55,10 +59,9 @@ STAGES = (
     Stage("style", (["-m", "ruff", "check", "."],), quick=True),
     Stage("structure", (["-m", "utils.course.notebooks", "check"],), quick=True),
     Stage("quick tests", (_pytest("not slow and not book and not browser"),), quick=True),
-    Stage("slow tests", (_pytest("slow and not book and not browser"),)),
     Stage("notebooks", ([*PYTEST, *NBVAL, "notebooks"],)),
-    Stage("labs", (["-m", "utils.course.labs", "check"],)),
-    Stage("mutations", (["-m", "utils.course.mutations"],)),
+    Stage("slow tests", (_pytest("slow", *(f"--ignore={name}" for name in MACHINERY)),)),
+    Stage("labs and mutations", (_pytest("slow", *MACHINERY),)),
     Stage("book", (["-m", "utils.course.site", "html"], _pytest("book"))),
     Stage("browser", (["-m", "pytest", "-q", "-m", "browser"],)),
 )
@@ -107,11 +110,11 @@ def _count(result, report, ok):
 
 def summary(results):
     """The closing table, what did not run and why, and the line with the counts."""
-    lines = ["", "=== summary " + "=" * 53]
+    lines = ["", f"=== summary {'=' * 53}"]
     for r in results:
         state = "FAILED" if r.failed_commands else "ok"
         counts = f"{r.passed:5} passed  {r.failed:3} failed"
-        lines.append(f"{r.name:12} {r.seconds:6.0f} s  {counts}  {state}")
+        lines.append(f"{r.name:20} {r.seconds:6.0f} s  {counts}  {state}")
     skipped = [line for r in results for line in r.skipped]
     if skipped:
         lines += ["", "Did not run (not counted as passed):", *(f"  {line}" for line in skipped)]
