@@ -13,6 +13,7 @@ LABS = slugs()
 
 @pytest.mark.parametrize("slug", LABS)
 def test_the_form_is_right(slug):
+    assert find(slug).chapter.exists(), "checks name sections of a chapter that isn't there"
     assert lab_rules.problems(find(slug)) == []
 
 

@@ -128,15 +128,18 @@ def _has_timer():
 def _isolated(folder):
     """Put back what cells commonly change: path, folder, warnings, random state, torch's modes."""
     path, here, state = list(sys.path), os.getcwd(), random.getstate()
-    backend = os.environ.setdefault("MPLBACKEND", "agg")
+    environment = dict(os.environ)
+    os.environ["MPLBACKEND"] = "agg"
     os.chdir(folder)
     try:
         with warnings.catch_warnings(), _torch_modes():
-            if backend == "agg":  # plt.show() has nothing to show on: expected here
-                warnings.filterwarnings("ignore", message=".*non-interactive.*")
+            # plt.show() has no screen to show on: expected here
+            warnings.filterwarnings("ignore", message=".*non-interactive.*")
             yield
     finally:
         os.chdir(here)
+        os.environ.clear()
+        os.environ.update(environment)
         sys.path[:] = path
         random.setstate(state)
         if "matplotlib.pyplot" in sys.modules:
