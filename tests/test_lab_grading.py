@@ -82,6 +82,11 @@ def _edited(notebook):
     cell_of(notebook, "ex1-check").source = "assert True"
 
 
+def test_an_untouched_file_is_called_unanswered(lab):
+    report = lab_inspect.inspect(lab, read(lab.release))
+    assert report.points == 0 and report.failed[0] == "ex1-check: not answered yet"
+
+
 def test_an_infinite_loop_costs_its_own_exercise_only(lab, notebook):
     _looped(notebook)
     report = lab_inspect.inspect(lab, notebook, limit_s=0.5)

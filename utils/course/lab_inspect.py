@@ -31,8 +31,13 @@ def inspect(lab, notebook, limit_s=LIMIT_S):
     result = run(cells, lab.build / "inspect", limit_s)
     failed = {one.cell.grade_id: one for one in result.failed()}
     points = sum(cell.points for grade_id, cell in tests.items() if grade_id not in failed)
-    words = tuple(f"{one.cell.grade_id}: {one.error}: {one.message}" for one in failed.values())
+    words = tuple(f"{grade_id}: {_words(one)}" for grade_id, one in failed.items())
     return Report((*notes, *missing), points, sum(cell.points for cell in tests.values()), words)
+
+
+def _words(outcome):
+    unanswered = outcome.error == "NotImplementedError" and not outcome.message
+    return "not answered yet" if unanswered else f"{outcome.error}: {outcome.message}"
 
 
 def _keep_last(cells):
