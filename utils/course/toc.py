@@ -17,7 +17,12 @@ PARTS = (
 )
 PART = re.compile(r'^  - caption: "?(.*?)"?$')
 CHAPTER = re.compile(r"^      - file: book/(\d\d)-")
-ENTRY = "      - file: book/{slug}\n        sections:\n          - file: notebooks/{slug}\n"
+ENTRY = """\
+      - file: book/{slug}
+        sections:
+          - file: notebooks/{slug}
+            title: Notebook
+"""
 
 
 def caption(number):
