@@ -111,6 +111,15 @@ def test_tiny_groups(tiny, symmetric, dtype):
         assert worst <= weight[:, part].abs().max()
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_bound_holds_where_fp16_scales_have_few_digits(symmetric):
+    weight = gaussian(24, 64) * torch.logspace(-9, -5, 24)[:, None]
+    quantized = rtn.quantize(weight, 4, 32, symmetric)
+    assert (quantized.scale > 0).all()
+    error = (quantized.dequantize() - weight).abs()
+    assert (error <= steps(quantized) / 2 * SLACK).all()
+
+
 def test_scale_too_large_for_its_dtype():
     with pytest.raises(ValueError, match="scale_dtype=torch.float32"):
         rtn.quantize(torch.full((1, 8), 1e6), 4, -1)
