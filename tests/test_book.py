@@ -62,7 +62,7 @@ def test_a_bare_number_is_found(text):
         "It is 30 % faster {cite}`x`.",
         "{cite:t}`x` found 30 %.",
         "It costs {derived}`4.5 bits per weight`, since $4 + 16/32 = 4.5$ bits.",
-        "With 4 bits, 8-bit codes, 50 % sparsity and a 95 % interval; a 7B model of the 1990s.",
+        "With 4 bits, 8-bit codes, 50 % sparsity and a 95 % interval; 0 % or 100 %; a 7B model of the 1990s.",
         "Use `sleep 5 s` and $5\\,\\%$.",
         "$$\n5 ms\n$$",
         "```python\nt = '5 ms'\n```",

@@ -6,7 +6,8 @@ paragraph right before it does. Code and maths are left alone, and so are headin
 admonitions and what names a setting rather than a finding:
 
 - whole numbers up to 64 before bits, bytes and × ("4 bits", "2 bytes", "4×");
-- a chosen sparsity ("50 % sparsity", "50 % zeros") and a confidence level ("95 % interval");
+- a chosen sparsity ("50 % sparsity", "50 % zeros"), a confidence level ("95 % interval"), and
+  none or all (0 %, 100 %);
 - the learner's own time in minutes and hours;
 - whatever stands in an exercise, a solution or a quiz: there numbers are given, then worked with.
 
@@ -81,6 +82,8 @@ def _is_setting(match, sentence):
         return True  # "the 1990s"
     if unit.startswith(("bit", "byte", "×")):
         return number.isdigit() and int(number) <= SETTING_LIMIT
+    if unit == "%" and number in ("0", "100"):
+        return True
     return unit == "%" and bool(_SETTING.match(sentence, match.end("number")))
 
 
