@@ -5,7 +5,15 @@ import pytest
 from utils.course import mutations
 
 ALL = [(unit, mutation) for unit in mutations.units() for mutation in mutations.load(unit)]
-AT_MOST = 8
+AT_MOST = 20
+
+
+@pytest.fixture(scope="module")
+def runner():
+    """One process that has the big libraries loaded, for the whole module."""
+    made = mutations.Runner()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +37,11 @@ def test_every_unit_has_a_list():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("unit", "mutation"), ALL, ids=[f"{u}-{m.name}" for u, m in ALL])
-def test_the_tests_notice(unit, mutation, unchanged):
+def test_the_tests_notice(unit, mutation, unchanged, runner):
     if unit not in unchanged:
-        unchanged[unit] = mutations.baseline(mutations.load(unit))
+        unchanged[unit] = mutations.baseline(mutations.load(unit), runner)
     assert unchanged[unit].caught, unchanged[unit].reason
-    verdict = mutations.judge(mutation)
+    verdict = mutations.judge(mutation, runner)
     assert verdict.caught, verdict.reason
 
 
@@ -46,20 +54,22 @@ EXAMPLE = {
 }
 
 
-def _judge(**changes):
-    return mutations.judge(mutations.Mutation(**{"name": "m", **EXAMPLE, **changes}))
+def _judge(runner, **changes):
+    return mutations.judge(mutations.Mutation(**{"name": "m", **EXAMPLE, **changes}), runner)
 
 
-def test_a_noticed_change_is_caught_and_an_unnoticed_one_is_not():
-    assert _judge(replace="return int(x / step) * step").caught
-    harmless = _judge(replace="return step * round(x / step)")
+def test_a_noticed_change_is_caught_and_an_unnoticed_one_is_not(runner):
+    assert _judge(runner, replace="return int(x / step) * step").caught
+    harmless = _judge(runner, replace="return step * round(x / step)")
     assert not harmless.caught and "survived" in harmless.reason
 
 
-def test_an_import_error_or_an_absent_test_is_not_a_catch():
-    broken = _judge(find='"""The small example', replace='import absent  # """The small example')
+def test_an_import_error_or_an_absent_test_is_not_a_catch(runner):
+    broken = _judge(
+        runner, find='"""The small example', replace='import absent  # """The small example'
+    )
     assert not broken.caught
-    absent = _judge(replace="return x", tests=("tests/test_example.py::test_no_such",))
+    absent = _judge(runner, replace="return x", tests=("tests/test_example.py::test_no_such",))
     assert not absent.caught and "not a failing test" in absent.reason
 
 
@@ -78,6 +88,6 @@ def test_a_list_that_does_not_fit_the_code_is_refused(change, said):
         mutations.Mutation(**fields).apply(mutations.ROOT)
 
 
-def test_tests_that_fail_unchanged_are_reported():
+def test_tests_that_fail_unchanged_are_reported(runner):
     wrong = mutations.Mutation("m", **{**EXAMPLE, "replace": "x", "tests": ("tests/absent.py",)})
-    assert not mutations.baseline([wrong]).caught
+    assert not mutations.baseline([wrong], runner).caught

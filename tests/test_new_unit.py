@@ -120,7 +120,6 @@ def test_its_book_builds_strictly(copied, course):
 def test_the_scaffolds_mutations_fit_the_example():
     found = mutations.load("mutations", new_unit.TEMPLATES)
     assert len(found) >= 3
-    assert all(mutations.judge(mutation).caught for mutation in found[:1])
     for mutation in found:
         mutation.apply(ROOT)
 

@@ -9,13 +9,13 @@ when pytest reports failing tests: not when the module can't be imported, nothin
 time is up.
 """
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,8 @@ LISTS = ROOT / "tests" / "mutations"
 BUILD = ROOT / "_build" / "mutations"
 COPIED = ("utils", "tests", "pyproject.toml", "_config.yml")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "mutations")
-LIMIT_S = 90
-PASSED, FAILED = 0, 1  # pytest's exit codes; every other one is a fault of the list
+LIMIT_S = 60
+PASSED, FAILED, TIME_WAS_UP = 0, 1, -1  # exit codes; every other one is a fault of the list
 KEYS = {"name", "file", "find", "replace", "tests"}
 
 
@@ -90,23 +90,23 @@ def load(unit, folder=LISTS):
     return [Mutation(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
 
 
-def baseline(mutations):
+def baseline(mutations, pytest):
     """The named tests must pass unchanged, else a failure proves nothing. Returns a Verdict."""
     tests = sorted({test for mutation in mutations for test in mutation.tests})
     with _tree() as tree:
-        code, output, seconds = _pytest(tree, tests)
+        code, output, seconds = pytest(tree, tests)
     ran = code == PASSED and " passed" in output
     return Verdict("unchanged", ran, "" if ran else f"tests don't pass: {_tail(output)}", seconds)
 
 
-def judge(mutation):
+def judge(mutation, pytest):
     """Apply one mutation in a copy and run its tests there. Returns a Verdict."""
     with _tree() as tree:
         try:
             (tree / mutation.file).write_text(mutation.apply(tree), encoding="utf-8")
         except (ValueError, SyntaxError) as error:
             return Verdict(mutation.name, False, str(error), 0.0)
-        code, output, seconds = _pytest(tree, mutation.tests)
+        code, output, seconds = pytest(tree, mutation.tests)
     return Verdict(mutation.name, code == FAILED, _reason(code, output), seconds)
 
 
@@ -115,6 +115,8 @@ def _reason(code, output):
         return ""
     if code == PASSED:
         return "survived: no named test noticed the change"
+    if code == TIME_WAS_UP:
+        return f"no test failed within {LIMIT_S} s: choose a change that fails at once"
     return f"not a failing test (exit code {code}): {_tail(output)}"
 
 
@@ -140,46 +142,69 @@ class _tree(tempfile.TemporaryDirectory):
         return tree
 
 
-def _pytest(tree, tests):
-    """(exit code, output, seconds) of the tests in the copy, one thread, no bytecode kept."""
-    start = time.perf_counter()
-    line = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    try:
-        done = subprocess.run(
-            line, cwd=tree, env=_env(tree), timeout=LIMIT_S, text=True, errors="replace",
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        code, output = done.returncode, done.stdout
-    except subprocess.TimeoutExpired:
-        code, output = -1, f"no end within {LIMIT_S} s"
-    return code, output, time.perf_counter() - start
+class Runner:
+    """Runs tests in a copy: one thread, no bytecode kept, the copy's `utils` and no other.
+
+    Asks one long-lived `mutation_server`, started at the first request; `close` ends it.
+    """
+
+    def __init__(self):
+        self.server, self.log = None, BUILD / "server.log"
+
+    def __call__(self, tree, tests):
+        """(pytest's exit code, its output, seconds)."""
+        start = time.perf_counter()
+        request = {"tree": str(tree), "tests": list(tests), "limit_s": LIMIT_S}
+        server = self._started()
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        line = server.stdout.readline()
+        if not line:
+            raise ValueError(f"the process that runs the tests ended: see {self.log}")
+        answer = json.loads(line)
+        return answer["code"], answer["output"], time.perf_counter() - start
+
+    def _started(self):
+        if self.server is None:
+            script = Path(__file__).with_name("mutation_server.py")
+            with self.log.open("w", encoding="utf-8") as log:
+                self.server = subprocess.Popen(
+                    [sys.executable, str(script)], cwd=BUILD, env=_env(), text=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                )  # fmt: skip
+        return self.server
+
+    def close(self):
+        """End the server."""
+        if self.server is not None:
+            self.server.communicate()
+            self.server = None
 
 
-def _env(tree):
-    """The copy first on the path: the tests must import its `utils`, not this one."""
+def _env():
+    """Nothing of this process's pytest or path may reach the tests in the copy."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHONPATH"))}
     quick = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    return {**kept, **quick, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    return {**kept, **quick, "OMP_NUM_THREADS": "1"}
 
 
-def run(unit, workers=2):
-    """Verdicts for a unit: first the unchanged tests, then every mutation, `workers` at a time."""
+def run(unit, pytest):
+    """Verdicts for a unit: first the unchanged tests, then every mutation. pytest: a `Runner`."""
     mutations = load(unit)
-    first = baseline(mutations)
-    if not first.caught:
-        return [first]
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(judge, mutations))
+    first = baseline(mutations, pytest)
+    return [judge(one, pytest) for one in mutations] if first.caught else [first]
 
 
 def main(arguments=None):
     """The command line: exit code 0 when every mutation is caught."""
-    asked = sys.argv[1:] if arguments is None else arguments
+    asked, pytest = (sys.argv[1:] if arguments is None else arguments), Runner()
     try:
-        return 0 if all([_report(unit, run(unit)) for unit in asked or units()]) else 1
+        return 0 if all([_report(unit, run(unit, pytest)) for unit in asked or units()]) else 1
     except ValueError as error:
         print(f"mutations: {error}", file=sys.stderr)
         return 1
+    finally:
+        pytest.close()
 
 
 def _report(unit, verdicts):
