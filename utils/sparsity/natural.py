@@ -52,7 +52,7 @@ class _Counter:
         for i, threshold in enumerate(self.thresholds):
             small = size < threshold
             self.below[i] += int(small.sum())
-            self.carried[i] += float(weight[small].sum())
+            self.carried[i] += float(weight.where(small, 0).sum())
 
 
 def _shares(counters, thresholds):
