@@ -8,6 +8,7 @@ import small_lab
 from small_lab import cell_of, spoiled
 
 from utils.course import lab_check, lab_nbgrader, lab_release, lab_rules
+from utils.course.bootstrap import repository_url
 from utils.course.lab_files import read
 
 lab, notebook = small_lab.lab, small_lab.notebook  # fixtures
@@ -96,6 +97,10 @@ def _other_first_cell(notebook):
     notebook.cells[1].source = "import sys"
 
 
+def _address(notebook):
+    notebook.cells[0].source += f" See {repository_url()}/blob/main/book/x.md."
+
+
 def _stored_output(notebook):
     notebook.cells[2].execution_count = 1
 
@@ -124,6 +129,7 @@ def _no_points(notebook):
         (_magic, "not plain Python"),
         (_other_first_cell, "first code cell"),
         (_stored_output, "holds output"),
+        (_address, "names the repository's address"),
         (_three_exercises, "3 exercises"),
         (_no_points, "points above 0"),
     ],

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from utils.course import lab_files
-from utils.course.bootstrap import bootstrap
+from utils.course.bootstrap import bootstrap, repository_url
 from utils.course.lab_files import HIDDEN, SOLUTION
 
 EXERCISES = range(4, 9)
@@ -63,12 +63,14 @@ def first_cell(sheet):
 
 
 def clean(sheet):
-    """No stored outputs, stable ids, plain Python."""
+    """No stored outputs, stable ids, no address that may change, plain Python."""
     for position, raw in enumerate(sheet.notebook.cells, start=1):
         if raw.get("outputs") or raw.get("execution_count"):
             yield f"cell {position} holds output; clear the source's outputs"
         if not raw.get("id"):
             yield f"cell {position} has no cell id; the release would change on each run"
+        if raw.cell_type == "markdown" and repository_url() in raw.source:
+            yield f"cell {position} names the repository's address; write the file's path instead"
     for cell in sheet.code:
         yield from _plain_python(cell)
 
