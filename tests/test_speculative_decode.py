@@ -336,6 +336,23 @@ def test_prompt_lookup_sizes_are_checked(sizes):
         drafting.PromptLookup(max_ngram=sizes[0], min_ngram=sizes[1])
 
 
+def test_a_draft_model_draws_from_the_law_that_it_reports():
+    class Last(sampling.Dice):
+        def uniform(self):
+            return 1 - 2**-53
+
+    warp = partial(sampling.warp, temperature=1.0, top_k=4)
+    draft = drafters()["another model"].propose(PROMPT.tolist(), 3, warp, Last())
+    for token, law in zip(draft.tokens, draft.laws, strict=True):
+        assert token == int(law.nonzero()[-1]) and int((law > 0).sum()) == 4
+    assert torch.equal(draft.q_draft(256), torch.stack(draft.laws))
+
+
+def test_a_draft_without_laws_is_one_hot():
+    assert drafting.Draft([2, 0]).q_draft(3).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert drafting.Draft([]).q_draft(3).shape == (0, 3)
+
+
 def test_truncated_shares_weights_and_equals_the_first_layers():
     draft = drafting.truncated(TARGET, 2)
     assert draft.config.num_hidden_layers == 2 and TARGET.config.num_hidden_layers == 3

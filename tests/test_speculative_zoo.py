@@ -122,6 +122,18 @@ def test_power_formula_against_simulation(name):
     assert caught.mean() >= 0.999 - 3 * (0.999 * 0.001 / 4000) ** 0.5
 
 
+def test_power_formula_where_it_is_not_near_one():
+    """At a tenth of N the simulated and the computed chance to catch agree within .06."""
+    wrong, n = law("resample from p"), N // 10
+    outcomes = lawtest.cells(wrong, TARGET)
+    rng = np.random.default_rng(0)
+    counts = rng.multinomial(n, lawtest.as_vector(wrong, outcomes), size=20_000)
+    expected = n * lawtest.as_vector(TARGET, outcomes)
+    statistic = ((counts - expected) ** 2 / expected).sum(1)
+    caught = (statistic > lawtest.stats.chi2.isf(0.05, len(outcomes) - 1)).mean()
+    assert abs(caught - lawtest.power(wrong, TARGET, n, false_alarm=0.05)) < 0.06
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_samplers_are_caught(name):
     assert lawtest.p_value(samples(name, seed=1), TARGET) < ALARM
