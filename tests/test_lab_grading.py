@@ -129,6 +129,15 @@ def test_a_file_that_is_no_notebook_is_named(tmp_path, capsys):
     assert "no lab 'no-such-lab'" in capsys.readouterr().err
 
 
+def test_a_renamed_file_is_recognised(tmp_path, monkeypatch, lab, notebook, capsys):
+    monkeypatch.setattr(labs.lab_files, "slugs", lambda: [SLUG])
+    monkeypatch.setattr(labs.lab_files, "find", lambda slug: {SLUG: lab}[slug])
+    path = tmp_path / f"Copy of {SLUG} (1).ipynb"
+    nbformat.write(notebook, path)
+    assert labs.main(["inspect", str(path)]) == 0
+    assert "8 of 8 points" in capsys.readouterr().out
+
+
 def test_runs_leave_this_process_as_it_was(tmp_path, notebook):
     source = "import os, sys\nsys.path.insert(0, 'x')\nos.chdir('/')\nprint('hi')\nraise SystemExit"
     notebook.cells = [nbformat.v4.new_code_cell(source)]

@@ -64,10 +64,17 @@ def inspect(files):
     """Say what is wrong with, and what passes in, students' notebooks."""
     clean = True
     for file in map(Path, files):
-        report = lab_inspect.inspect(lab_files.find(file.stem), lab_files.read(file))
+        report = lab_inspect.inspect(_lab_of(file), lab_files.read(file))
         print(lab_inspect.text(file, report))
         clean = clean and not report.failed and not report.notes
     return clean
+
+
+def _lab_of(file):
+    """The lab that a student's file belongs to, whatever was added to its name on the way."""
+    names = [file.stem, file.resolve().parent.name]
+    found = [slug for slug in lab_files.slugs() for name in names if slug in name]
+    return lab_files.find(found[0] if found else file.stem)
 
 
 def main(arguments=None):
