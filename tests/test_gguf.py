@@ -93,3 +93,21 @@ def test_bad_input():
         gguf.quantize(torch.ones(1, 32), "Q4_K")
     with pytest.raises(ValueError, match="do not hold shape"):
         gguf.dequantize(torch.zeros(18, dtype=torch.uint8), "Q4_0", (64,))
+
+
+@pytest.mark.slow
+def test_the_models_own_grid_is_found_in_its_original_order_only():
+    """The confound: every weight survives Q4_1 in the original order; after the shuffle few do."""
+    from utils import models
+
+    changed = {}
+    for order in (True, False):
+        layers = models.linears(models.load(original_order=order).model).values()
+        weights = [layer.weight.float().cpu() for layer in layers]
+        again = [gguf.dequantize(gguf.quantize(w, "Q4_1"), "Q4_1", w.shape) for w in weights]
+        pairs = zip(weights, again, strict=True)
+        changed[order] = sum(int((w != a).sum()) for w, a in pairs)
+    total = sum(w.numel() for w in weights)
+    assert total == 106_168_320
+    assert changed[True] == 0
+    assert changed[False] > 0.9 * total

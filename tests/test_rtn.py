@@ -348,6 +348,16 @@ def test_from_codes_checks_shapes():
         QuantizedTensor.from_codes(torch.zeros(4, 8).int(), torch.ones(4, 1), None, 4, 4)
 
 
+def test_from_codes_refuses_a_scale_that_storing_would_change():
+    codes = torch.ones(2, 4, dtype=torch.int8)
+    with pytest.raises(ValueError, match="not exact in torch.float16"):
+        QuantizedTensor.from_codes(codes, torch.full((2, 1), 0.1), None, 4, -1)
+    wide = QuantizedTensor.from_codes(
+        codes, torch.full((2, 1), 0.1), None, 4, -1, scale_dtype=torch.float32
+    )
+    assert torch.equal(wide.dequantize(), torch.full((2, 4), 0.1))
+
+
 def test_sqnr_of_zeros_is_refused():
     with pytest.raises(ValueError, match="all zeros"):
         sqnr_db(torch.zeros(3), torch.zeros(3))

@@ -93,7 +93,6 @@ class Report:
 
 def resident_bytes(model):
     """Bytes of all parameters and buffers in memory; a tensor used twice (tied) counts once."""
-    stores = {}
-    for tensor in [*model.parameters(), *model.buffers()]:
-        stores[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    return sum(stores.values())
+    tensors = [*model.parameters(), *model.buffers()]
+    sizes = {(t.data_ptr(), t.nbytes): t.nbytes for t in tensors if t.numel()}
+    return sum(sizes.values())

@@ -35,8 +35,8 @@ class QuantizedTensor:
     def from_codes(cls, codes, scale, zero_point, bits, group_size, scale_dtype=torch.float16):
         """From integer codes [out, in], scale and zero point [out, groups] (None when symmetric).
 
-        The scale is stored as `scale_dtype` (fp32 scales that are not exactly representable lose
-        digits). Raises ValueError when the shapes do not fit each other.
+        The scale must already hold values of `scale_dtype`: codes are chosen for the stored scale.
+        Raises ValueError when it does not, or when the shapes do not fit each other.
         """
         expected = grid_shape(tuple(codes.shape), group_size)
         for name, grid in (("scale", scale), ("zero_point", zero_point)):
@@ -47,6 +47,11 @@ class QuantizedTensor:
                 )
         zeros = None if zero_point is None else pack(zero_point.to(torch.uint8), bits)
         stored = scale.to(scale_dtype).contiguous()
+        if not torch.equal(stored.float(), scale.float()):
+            raise ValueError(
+                f"scale is not exact in {scale_dtype}: round it before you choose the codes, "
+                "or pass another scale_dtype"
+            )
         return cls(pack(codes, bits), stored, zeros, tuple(codes.shape), bits, group_size)
 
     @property
