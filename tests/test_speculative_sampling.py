@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from utils.speculative import sampling, theory
+from utils.speculative import lawtest, sampling, theory
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
@@ -193,3 +193,19 @@ def test_warp_settings_out_of_range(bad):
 def test_forbidden_tokens_stay_forbidden():
     logits = torch.tensor([0.0, -float("inf"), 1.0])
     assert sampling.warp(logits, 0.5)[1] == 0
+
+
+@pytest.mark.slow
+def test_case_24_twenty_thousand_draws_at_07_and_top_p_09():
+    """Both laws warped alike: plain sampling's law, and nothing outside the target's nucleus."""
+    logits = 2 * torch.randn(2, 12, generator=torch.Generator().manual_seed(4))
+    p, q = (sampling.warp(row, temperature=0.7, top_p=0.9) for row in logits)
+    assert 3 <= int((p > 0).sum()) < 12 and ((q > 0) & (p == 0)).any()
+    dice, rows = sampling.Dice(torch.Generator().manual_seed(0)), torch.stack([p, p])
+    drawn = []
+    for _ in range(20_000):
+        draft = torch.tensor([dice.draw(q)])
+        drawn.append(int(sampling.verify(rows, q[None], draft, dice)[0][0]))
+    law = {token: float(weight) for token, weight in enumerate(p) if weight}
+    assert set(drawn) <= set(law)
+    assert lawtest.p_value(drawn, law) > 1e-3
