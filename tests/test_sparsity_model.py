@@ -230,14 +230,19 @@ def test_warm_momentum_does_not_revive_pruned_weights(make, freeze):
     prune_model(model, "magnitude", 0.5)
     zeros = report.inspect(models.linears(model), 0.5).zeros
     held = frozen.FrozenZeros(model, optimizer) if freeze else None
-    before = float((model(x) - y).square().mean())
+    before = _loss(model, x, y)
     _train(model, optimizer, x, y)
     assert (report.inspect(models.linears(model), 0.5).zeros == zeros) is freeze
     if freeze:
-        assert held.zeros == zeros and float((model(x) - y).square().mean()) < before
+        assert held.zeros == zeros and _loss(model, x, y) < before
         held.remove()
         _train(model, optimizer, x, y)
         assert report.inspect(models.linears(model), 0.5).zeros < zeros
+
+
+@torch.no_grad()
+def _loss(model, x, y):
+    return float((model(x) - y).square().mean())
 
 
 def _train(model, optimizer, x, y):
