@@ -28,7 +28,9 @@ def test_record_holds_the_findings(record):
     kl = {p: record["values"][f"{p}_kl"] for p in study.POINTS}
     for level in (50, "24"):
         magnitude, wanda, gpt = (kl[f"{m}_{level}"] for m in study.METHODS)
-        assert magnitude["low"] > wanda["high"] and wanda["low"] > gpt["high"]
+        assert magnitude["low"] > wanda["high"] and wanda["value"] > gpt["value"]
+    assert kl["wanda_24"]["low"] > kl["sparsegpt_24"]["high"]
+    assert kl["wanda_50"]["low"] < kl["sparsegpt_50"]["high"]  # the intervals overlap
     for method in study.METHODS:
         levels = [kl[f"{method}_{s}"]["value"] for s in (30, 50, 70)]
         assert levels == sorted(levels)
