@@ -113,6 +113,7 @@ def test_bibliography_keys_are_unique_and_used():
     keys = re.findall(r"^@\w+\{([^,\s]+),", (ROOT / "book/references.bib").read_text("utf-8"), re.M)
     assert len(keys) == len(set(keys))
     text = "\n".join(path.read_text(encoding="utf-8") for path in CHAPTERS)
+    text = re.sub(r"``.+?``(?!`)", "", text)  # quoted as code
     cited = " ".join(re.findall(r"\{cite(?::\w+)?\}`([^`]+)`", text)).replace(",", " ")
     assert set(cited.split()) <= set(keys)
 
