@@ -5,7 +5,7 @@ import torch
 from torch.nn.utils import prune as torch_prune
 from torch.sparse import _semi_structured_conversions as oracle
 
-from utils.sparsity import semi_structured, storage, unstructured
+from utils.sparsity import product, semi_structured, storage, unstructured
 
 
 @pytest.fixture
@@ -214,3 +214,15 @@ def test_break_even(form, predict, width):
     sizes = [predict(shape, round(1e6 * (1 - even - step)), width) for step in (-0.01, 0.01)]
     dense = storage.dense_bytes(shape, width)
     assert sizes[0] > dense > sizes[1]
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_product_falls_back_to_the_masked_dense_one(batch, generator):
+    weight = torch.randn(64, 128, generator=generator)
+    weight = weight * semi_structured.mask(weight)
+    x = torch.randn(batch, 128, generator=generator)
+    result, way = product.linear(x, weight)
+    assert torch.equal(result, x @ weight.T)
+    assert way == "dense" and not product.has_sparse_kernel(x.device)
+    with pytest.raises(ValueError, match="not 2:4"):
+        product.linear(x, weight + 1)
