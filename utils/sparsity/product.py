@@ -1,7 +1,7 @@
 """Multiply with a 2:4 matrix: probe for a sparse kernel, else the masked dense product.
 
-Does: give the right result everywhere and say which way it went. Does not: promise speed. On devices
-without sparse tensor cores a 2:4 matrix costs as much as a dense one, and this says so.
+Does: give the right result everywhere and say which way it went. Does not: promise speed. Where
+there are no sparse tensor cores, a 2:4 matrix costs as much as a dense one, and this says so.
 """
 
 import warnings
