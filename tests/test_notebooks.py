@@ -19,7 +19,7 @@ from utils.course.notebook_run import NotebookFailed, Progress, cleaned, read, w
 ROOT = Path(__file__).resolve().parents[1]
 COMMITTED = notebooks.paths()
 COMPARED_AT_LEAST = 8
-CELL_LINES = 16
+CELL_LINES, LINE_LENGTH = 16, 120
 NBVAL = ["--nbval-lax", "--nbval-current-env", "-p", "no:cacheprovider"]
 
 
@@ -62,13 +62,20 @@ def test_enough_cells_are_compared(path):
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.stem)
 def test_cells_are_short_and_follow_prose(path):
     cells, sizes = read(path).cells, {}
-    for cell in notebook_rules.code_cells(read(path))[1:]:
+    shown = [c for c in notebook_rules.code_cells(read(path))[1:] if not _is_hidden(c)]
+    for cell in shown:
         lines = [x for x in cell.source.splitlines() if x.strip() and not x.startswith("#")]
         sizes[cell.id] = len(lines)
+        assert max(map(len, lines)) <= LINE_LENGTH, f"{cell.id} has a longer line"
     assert max(sizes.values()) <= CELL_LINES, max(sizes, key=sizes.get)
     assert statistics.median(sizes.values()) <= CELL_LINES / 2
     prose = sum(cell.cell_type == "markdown" for cell in cells)
     assert prose >= 0.6 * sum(cell.cell_type == "code" for cell in cells)
+
+
+def _is_hidden(cell):
+    """Folded away on the page, like the last cell with its list of published values."""
+    return "hide-input" in cell.metadata.get("tags", ())
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.stem)
