@@ -6,6 +6,7 @@ The notebooks' own outputs are compared by nbval (stage "notebooks" of `make tes
 import statistics
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import nbformat
@@ -19,7 +20,7 @@ from utils.course.notebook_run import NotebookFailed, Progress, cleaned, read, w
 ROOT = Path(__file__).resolve().parents[1]
 COMMITTED = notebooks.paths()
 COMPARED_AT_LEAST = 8
-CELL_LINES, LINE_LENGTH = 16, 120
+CELL_LINES, LINE_LENGTH, CODE_CELLS_IN_A_ROW = 16, 120, 4
 NBVAL = ["--nbval-lax", "--nbval-current-env", "-p", "no:cacheprovider"]
 
 
@@ -69,8 +70,8 @@ def test_cells_are_short_and_follow_prose(path):
         assert max(map(len, lines)) <= LINE_LENGTH, f"{cell.id} has a longer line"
     assert max(sizes.values()) <= CELL_LINES, max(sizes, key=sizes.get)
     assert statistics.median(sizes.values()) <= CELL_LINES / 2
-    prose = sum(cell.cell_type == "markdown" for cell in cells)
-    assert prose >= 0.6 * sum(cell.cell_type == "code" for cell in cells)
+    runs = [len(list(run)) for kind, run in groupby(c.cell_type for c in cells) if kind == "code"]
+    assert max(runs) <= CODE_CELLS_IN_A_ROW
 
 
 def _is_hidden(cell):
