@@ -131,3 +131,11 @@ def test_evidence_that_points_nowhere_is_refused(tmp_path, change, message):
     ledger.record("11-weight-sparsity", ledger.__file__, PROTOCOL, {"below": 0.75})
     with pytest.raises(ValueError, match=message):
         ledger.load(evidence=evidence_file(tmp_path, **change))
+
+
+def test_the_courses_own_evidence_joins_to_its_records(monkeypatch):
+    monkeypatch.undo()  # the real folders
+    claims = ledger.load()
+    settled = [c for c in claims if c["verdict"] != "open"]
+    assert len(settled) >= 3 and all(c["evidence"] for c in settled)
+    assert all(e["scope"] and e["says"] and e["values"] for c in settled for e in c["evidence"])
