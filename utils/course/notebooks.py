@@ -116,6 +116,9 @@ def main(argv=None):
     arguments = _parser().parse_args(argv)
     try:
         return arguments.action(arguments)
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
     except NotebookFailed as failure:
         print(f"Failed: {failure}", file=sys.stderr)
         return 1

@@ -107,6 +107,9 @@ def main(argv=None):
     started = time.monotonic()
     try:
         built = html(arguments.into) if arguments.what == "html" else book()
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
     except (BuildFailed, NotebookFailed) as failure:
         print(f"The book was not built.\n{failure}", file=sys.stderr)
         return 1
