@@ -181,3 +181,13 @@ def test_sample_size_is_the_first_with_that_power():
     n = lawtest.sample_size(wrong, TARGET)
     assert lawtest.power(wrong, TARGET, n) >= 0.999 > lawtest.power(wrong, TARGET, n - 10)
     assert n <= N
+
+
+def test_sample_size_is_large_enough_for_the_test_itself():
+    """Power is reached early for a crude mistake; the rarest text is still expected 5 times."""
+    wrong = law("argmax verification")
+    n = lawtest.sample_size(wrong, TARGET)
+    assert n * min(TARGET.values()) >= 5 > (n - 10) * min(TARGET.values())
+    assert lawtest.p_value(samples("argmax verification", 0, n), TARGET) < ALARM
+    with pytest.raises(ValueError, match="equal"):
+        lawtest.sample_size(TARGET, dict(TARGET))

@@ -46,7 +46,11 @@ class Drafter(Protocol):
 
 
 class PromptLookup:
-    """Copies what followed the last occurrence of the text's final n-gram; longest n-gram first."""
+    """Copies what followed the last occurrence of the text's final n-gram; longest n-gram first.
+
+    Saxena's code takes the first occurrence that has all k tokens behind it; here the latest one
+    wins, even if fewer than k tokens follow it.
+    """
 
     def __init__(self, max_ngram=3, min_ngram=1):
         if not 1 <= min_ngram <= max_ngram:
@@ -93,7 +97,8 @@ class ModelDrafter:
 def truncated(model, layers):
     """The first `layers` layers of a Llama-like model with its final norm and head; shares weights.
 
-    No memory beyond the module objects. Untrained for early exit, it is a poor but free draft.
+    No memory beyond the module objects. Untrained for early exit, it is a poor draft; a step costs
+    its share of the layers plus the whole head.
     """
     total = model.config.num_hidden_layers
     if not 1 <= layers <= total:
