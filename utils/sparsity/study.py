@@ -64,7 +64,8 @@ class Bench:
             "SmolLM2-135M-Instruct, fp32, 210 linear layers pruned block by block, head dense; "
             f"{self.calibration.recipe}; {self.evaluation.recipe}; damping 0.01, block 128; "
             "KL to the dense model in nats per token, 95 % intervals from window means "
-            "(Student's t; the windows come from two strata, the two sources, which the intervals ignore)"
+            "(Student's t; the windows come from two strata, the two sources, "
+            "which the intervals ignore)"
         )
 
 
