@@ -64,7 +64,8 @@ def _check_names(slug, title, root):
         raise ValueError(f"title {title!r}: give one line of 1 to {LONGEST_TITLE} characters")
     taken = sorted(path.stem for path in (root / "book").glob(f"{slug[:2]}-*.md"))
     if taken:
-        raise ValueError(f"unit {slug[:2]} exists already: {', '.join(taken)}; choose another number")
+        found = ", ".join(taken)
+        raise ValueError(f"unit {slug[:2]} exists already: {found}; choose another number")
     _refuse_existing(_targets(slug, root))
 
 
