@@ -53,6 +53,10 @@ def execute(notebook, path, on_cell=lambda: None, timeout_s=CELL_TIMEOUT_S):
         raise NotebookFailed(
             f"{_where(fresh, path)}: the kernel died; most often the memory was used up"
         ) from None
+    except AssertionError:  # nbclient 0.11 trips over its own clean-up after Ctrl-C
+        if client.km is not None:
+            raise
+        raise NotebookFailed(f"{_where(fresh, path)}: stopped") from None
     except CellExecutionError as error:
         line = f"{error.ename}: {error.evalue}".rstrip(": ")
         raise NotebookFailed(f"{_where(fresh, path)}: {line}") from None
