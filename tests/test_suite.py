@@ -1,4 +1,4 @@
-"""The runner of `make test`: it counts what ran, names what did not, and fails if anything failed."""
+"""The runner of `make test` counts what ran, names what did not, and fails if anything failed."""
 
 import pytest
 
