@@ -2,7 +2,9 @@
 
 import hashlib
 import subprocess
+import sys
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +37,11 @@ def registry(monkeypatch, tmp_path):
     return state
 
 
+def kept_files():
+    """What lies in the package folder, but for the locks."""
+    return [p for p in (cache.folder() / "packages").iterdir() if not p.name.endswith(".lock")]
+
+
 def test_a_package_is_fetched_once_without_dependencies(registry, capsys):
     assert fetch.read("toy", "toy/data.txt") == b"forty-two"
     assert fetch.read("toy", "toy/data.txt") == b"forty-two"
@@ -47,14 +54,14 @@ def test_other_bytes_are_refused_and_not_kept(registry):
     registry.deliver = b"tampered"
     with pytest.raises(ValueError, match="SHA-256"):
         fetch.package("toy")
-    assert not list((cache.folder() / "packages").iterdir())
+    assert not kept_files()
 
 
 def test_no_network_is_one_clear_line(registry):
     registry.deliver = None
     with pytest.raises(RuntimeError, match="could not be fetched.*no route to host.*network"):
         fetch.package("toy")
-    assert not list((cache.folder() / "packages").iterdir())
+    assert not kept_files()
 
 
 def test_a_cache_that_cannot_be_written_names_the_remedy(monkeypatch, tmp_path):
@@ -84,3 +91,26 @@ def test_a_finished_write_replaces_files_and_folders(tmp_path):
             (scratch / "part").write_text(content)
     assert (tmp_path / "folder" / "part").read_text() == "two"
     assert {p.name for p in tmp_path.iterdir()} == {"file", "folder"}
+
+
+RACE = """
+import sys, time
+from pathlib import Path
+from utils import cache
+target, log = Path(sys.argv[1]), Path(sys.argv[2])
+with cache.one_at_a_time(target):
+    if not target.exists():
+        time.sleep(0.3)
+        with log.open("a") as made:
+            made.write("made\\n")
+        target.write_text("content")
+"""
+
+
+def test_two_processes_make_a_thing_once(tmp_path):
+    target, log = tmp_path / "folder" / "thing", tmp_path / "log"
+    command = [sys.executable, "-c", RACE, str(target), str(log)]
+    root = Path(__file__).resolve().parents[1]
+    both = [subprocess.Popen(command, cwd=root) for _ in range(2)]
+    assert [process.wait(timeout=60) for process in both] == [0, 0]
+    assert log.read_text() == "made\n" and target.read_text() == "content"

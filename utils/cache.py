@@ -2,7 +2,7 @@
 
 The folder is `$COURSE_CACHE`, else the user's cache folder. `write_atomically` gives a temporary
 name to write to and renames it when the block ends without an error, so a reader never sees half
-a file.
+a file. `one_at_a_time` lets one process make what others wait for.
 """
 
 import contextlib
@@ -11,6 +11,8 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+
+from filelock import FileLock
 
 NAME = "fewer-bits-course"
 
@@ -35,6 +37,12 @@ def _user_cache():
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def one_at_a_time(path):
+    """A lock between processes for making `path`; look again for it once the lock is held."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path.with_name(f".{path.name}.lock"))
 
 
 @contextlib.contextmanager

@@ -67,9 +67,13 @@ def package(key):
     kept = folder / f"{wanted.name}-{wanted.version}"
     if kept.exists():
         return kept
+    with cache.one_at_a_time(kept):
+        return kept if kept.exists() else _fetch(wanted, kept)
+
+
+def _fetch(wanted, kept):
     print(f"fetching {wanted.name} {wanted.version} ({wanted.megabytes} MB) …", flush=True)
-    folder.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
         file = _download(wanted, Path(scratch))
         _check(wanted, file)
         file.replace(kept)

@@ -123,8 +123,8 @@ def _embedded(original_order):
 
     folder = cache.folder() / "models" / f"{DEFAULT}-{WEIGHTS_SHA256[:12]}"
     if not folder.exists():
-        with cache.write_atomically(folder) as scratch:
-            _convert(scratch)
+        with cache.one_at_a_time(folder):
+            _convert_once(folder)
     with _quiet():
         model = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, dtype=torch.float32
@@ -134,6 +134,12 @@ def _embedded(original_order):
         permutation.apply(model, permutation.draw(model.config, SEED).inverse())
     card = Card(**json.loads((folder / "card.json").read_text(encoding="utf-8")))
     return model, tokenizer, card
+
+
+def _convert_once(folder):
+    if not folder.exists():
+        with cache.write_atomically(folder) as scratch:
+            _convert(scratch)
 
 
 def _convert(folder):
