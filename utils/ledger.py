@@ -2,7 +2,7 @@
 
 A notebook ends with `publish`: it writes `_build/evidence/UNIT.json` and glues every value, so a
 number in the book's text and the number in the record are one. Long studies write
-`records/UNIT.json` with `record` (only `make records` and `make bench` do that) and notebooks
+`records/UNIT.json` with `record` (only `make records` does that) and notebooks
 show those values labelled "recorded", through `recorded`.
 `load` joins the claims that circulate in this field (`data/claims.yaml`) to such values.
 What it does not do: judge a claim that has no evidence here; that one is "open".

@@ -22,7 +22,10 @@ COMPILERS = ("c++", "g++", "clang++", "cl")
 
 # What pip prints -> what it means and what helps. The first match counts.
 FAILURES = (
-    (r"No space left on device", "The disk is full: the set-up needs 6 GB free."),
+    (
+        r"No space left on device",
+        "The disk is full: the set-up needs 3 GB free, 8 GB with the CUDA build of torch.",
+    ),
     (
         r"NewConnectionError|NameResolutionError|Name or service not known|Network is unreachable"
         r"|Temporary failure in name resolution|Could not resolve|Connection refused"
@@ -57,11 +60,22 @@ def check_python(version=sys.version_info, executable=sys.executable):
     found = tuple(version[:2])
     if OLDEST <= found <= NEWEST:
         return
-    good = next((name for name in _pythons() if shutil.which(name)), "python3.12")
+    good = next((name for name in _pythons() if _runs(name)), "python3.12")
     raise SetupError(
         f"The course needs Python {_dotted(OLDEST)} to {_dotted(NEWEST)}, and {executable} is "
         f"{_dotted(found)}: run it again with PYTHON={good}"
     )
+
+
+def _runs(name):
+    """True for a Python that starts: a version manager's stub may be on the path without one."""
+    try:
+        done = subprocess.run(
+            [name, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+    except OSError:
+        return False
+    return done.returncode == 0
 
 
 def _dotted(version):
