@@ -1,0 +1,162 @@
+"""The Numba back end: packed matrices, buffers and a team of threads around `step.forward`.
+
+`step(tokens, slots, positions, wanted)` is the interface that all back ends share.
+But: no checks of lengths and ids; the engine does them once for all back ends.
+"""
+
+from functools import cache as once
+
+import numpy as np
+import torch
+from numba import njit
+
+from utils.kernels import attention, entries, jit, layout, step, team
+from utils.kernels.blocks import FIELDS
+
+FILL = 64  # rows of activations end on a multiple of this many numbers
+
+
+def _up(count, step=FILL):
+    return -(-count // step) * step
+
+
+@once
+def _compiled():
+    with jit.cached():
+        options = {"nogil": True, "cache": True, "error_model": "numpy"}
+        return [njit(**options)(f) for f in (step.work, team.announce)]
+
+
+class NumbaStep:
+    """The model's forward on the CPU. weights: {matrix name: Weight}, see spec.matrices()."""
+
+    def __init__(self, spec, weights, slots, max_tokens, threads, max_rows):
+        self.spec, self.threads, self.max_rows = spec, threads, max_rows
+        self.packed = {name: layout.pack(weight) for name, weight in weights.items()}
+        self.biases = {n: _vector(b) for n, b in spec.biases.items()}
+        self.model = self._model()
+        self.state = self._state(slots, _up(max_tokens, attention.BLOCK))
+        numbers = team.shared(threads)
+        work, announce = _compiled()
+        model, state = self.model, self.state
+        self.team = team.Team(
+            numbers,
+            threads,
+            lambda thread: work(numbers, thread, threads, model, state),
+            announce,
+        )
+
+    @property
+    def nbytes_weights(self):
+        """Bytes of the packed matrices (norms and biases are not counted)."""
+        return sum(packed.nbytes for packed in self.packed.values())
+
+    @property
+    def nbytes_cache(self):
+        """Bytes of keys and values."""
+        return self.state.keys.nbytes + self.state.values.nbytes
+
+    @property
+    def nbytes_buffers(self):
+        """Bytes of everything else that was allocated."""
+        parts = [part for part in self.state if part.base is None]
+        return sum(part.nbytes for part in parts) - self.nbytes_cache
+
+    def step(self, tokens, slots, positions, wanted):
+        """Logits fp32 [len(wanted), vocabulary] after the rows given; see step.py."""
+        state, rows = self.state, len(tokens)
+        state.counts[:] = rows, len(wanted)
+        state.slots[:rows], state.positions[:rows] = slots, positions
+        state.wanted[: len(wanted)] = wanted
+        embedding = self.packed["model.embed_tokens"]
+        state.x[:rows, : self.spec.hidden] = layout.rows(embedding, tokens)[:, : self.spec.hidden]
+        self.team.run()
+        return torch.from_numpy(state.logits[: len(wanted), : self.spec.vocabulary].copy())
+
+    def close(self):
+        """End the threads."""
+        self.team.close()
+
+    def _model(self):
+        spec = self.spec
+        names = [
+            [spec.name(i, part) for part in "q k v o gate up down".split()]
+            for i in range(spec.layers)
+        ]
+        norms = {name: _fill(t.numpy()) for name, t in spec.norms.items()}
+        return step.Model(
+            matrices=np.array([[self._row(name) for name in row] for row in names], np.int64),
+            head=np.array(self._row(spec.head), np.int64),
+            attention_norm=norms["attention"],
+            mlp_norm=norms["mlp"],
+            final_norm=norms["final"],
+            cos=spec.cos.numpy(),
+            sin=spec.sin.numpy(),
+            eps=np.float32(spec.eps),
+            hidden=spec.hidden,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            intermediate=spec.intermediate,
+            attention_scale=np.float32(spec.head_dim**-0.5),
+        )
+
+    def _row(self, name):
+        packed, bias = self.packed[name], self.biases.get(name)
+        return [
+            entries.address(packed.kind),
+            packed.weights.ctypes.data,
+            packed.scales.ctypes.data,
+            packed.zeros.ctypes.data if packed.zeros.size else 0,
+            packed.inputs,
+            packed.group,
+            packed.scales.itemsize,
+            packed.tiles,
+            packed.kind in ("int8", "int4"),
+            bias.ctypes.data if bias is not None else 0,
+        ]
+
+    def _state(self, slots, tokens):
+        s, rows, threads = self.spec, self.max_rows, self.threads
+        width = max(s.heads * s.head_dim, s.hidden)
+        widest = _up(max(width, s.intermediate))
+        group = s.heads // s.kv_heads
+        blocks = tokens // attention.BLOCK
+
+        def floats(*shape):
+            return np.zeros(shape, np.float32)
+
+        return step.State(
+            counts=np.zeros(2, np.int64),
+            slots=np.zeros(rows, np.int64),
+            positions=np.zeros(rows, np.int64),
+            wanted=np.zeros(rows, np.int64),
+            keys=floats(slots, s.layers, s.kv_heads, tokens // 16, s.head_dim, 16),
+            values=floats(slots, s.layers, s.kv_heads, tokens, s.head_dim),
+            x=floats(rows, _up(s.hidden)),
+            q=floats(rows, _up(s.heads * s.head_dim)),
+            k=floats(rows, _up(s.kv_heads * s.head_dim)),
+            v=floats(rows, _up(s.kv_heads * s.head_dim)),
+            gate=floats(rows, _up(s.intermediate)),
+            up=floats(rows, _up(s.intermediate)),
+            act=floats(rows, _up(s.intermediate)),
+            logits=floats(rows, _up(s.vocabulary)),
+            partial=floats(rows, s.kv_heads, blocks, group, s.head_dim + 16),
+            normed=floats(threads, rows, _up(width)),
+            whole=np.zeros((threads, rows, widest), np.int16),
+            scale=floats(threads, rows),
+            sums=np.zeros((threads, rows, widest // 8), np.int32),
+            scores=floats(threads, min(group, 4), attention.BLOCK),
+            turned=floats(threads, s.head_dim),
+            jobs=np.zeros((threads, FIELDS), np.int64),
+        )
+
+
+def _fill(matrix):
+    """Zeros at the end of each row, up to a multiple of FILL."""
+    padding = [(0, 0)] * (matrix.ndim - 1) + [(0, _up(matrix.shape[-1]) - matrix.shape[-1])]
+    return np.ascontiguousarray(np.pad(matrix, padding), np.float32)
+
+
+def _vector(tensor):
+    return _fill(tensor.numpy())

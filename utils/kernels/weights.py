@@ -1,0 +1,139 @@
+"""A weight matrix [out, in] in each storage form for which there are kernels.
+
+    fp32  bf16                     the numbers themselves
+    fp8_e4m3  fp8_e5m2             one byte a number, one scale per output channel
+    int8  int4                     QuantizedTensor: rtn, gptq, awq, a GGUF block ...
+    nf4  fp4                       CodebookTensor
+    sparse24                       Compressed fp32: two of four values and where they stood
+
+`encode` makes any of them from a float matrix; `wrap` takes what other code has made. Each form
+knows its `kind`, `shape`, `nbytes` and how to `dequantize`: that is the naive twin of all kernels,
+on whatever back end. The order of bytes is the plain one; a back end makes its own layout.
+
+But: nothing is multiplied here, and there is no calibration.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from utils.quantization import codebook, rtn
+from utils.quantization.codebook import CodebookTensor
+from utils.quantization.tensor import QuantizedTensor
+from utils.sparsity import semi_structured
+
+KINDS = ("fp32", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "nf4", "fp4", "sparse24")
+FLOAT8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """kind: one of KINDS. parts: the stored tensors by name. group_size: numbers per scale."""
+
+    kind: str
+    shape: tuple
+    parts: dict
+    group_size: int = -1
+    source: object = None  # the object that knows how to dequantize integer and codebook forms
+
+    @property
+    def nbytes(self):
+        """Bytes of all stored parts."""
+        return sum(part.numel() * part.element_size() for part in self.parts.values())
+
+    @property
+    def bits_per_weight(self):
+        """True bits per number, scales and metadata included."""
+        return 8 * self.nbytes / (self.shape[0] * self.shape[1])
+
+    def dequantize(self):
+        """fp32 [out, in]: what a kernel multiplies with."""
+        if self.source is not None:
+            return self.source.dequantize()
+        if self.kind == "sparse24":
+            return semi_structured.decompress(self.parts["values"], self.parts["metadata"])
+        if self.kind in FLOAT8:
+            numbers = self.parts["codes"].view(FLOAT8[self.kind]).float()
+            return numbers * self.parts["scale"]
+        return self.parts["values"].float()
+
+
+def encode(weight, kind, group_size=None):
+    """Float matrix [out, in] -> Weight of `kind`.
+
+    group_size: numbers per scale; default -1 (a whole channel) for int8, 32 for int4, 64 for nf4
+    and fp4. Integers are symmetric round-to-nearest with fp16 scales. sparse24 keeps the two
+    largest of four by magnitude, unless the matrix has that pattern already.
+    ValueError: unknown kind, not a matrix, NaN or infinity.
+    """
+    _check(weight, kind)
+    weight = weight.detach().float()
+    if kind in ("int8", "int4"):
+        size = group_size or (-1 if kind == "int8" else 32)
+        return wrap(rtn.quantize(weight, int(kind[3:]), size, symmetric=True))
+    if kind in codebook.TABLES:
+        return wrap(codebook.quantize(weight, kind, group_size or 64))
+    if kind in FLOAT8:
+        return _float8(weight, kind)
+    if kind == "sparse24":
+        kept = weight
+        if not semi_structured.is_semi_structured(weight):
+            kept = weight * semi_structured.mask(weight)
+        return wrap(semi_structured.compress(kept))
+    values = weight.to(torch.bfloat16 if kind == "bf16" else torch.float32).contiguous()
+    return Weight(kind, tuple(weight.shape), {"values": values})
+
+
+def wrap(stored):
+    """QuantizedTensor, CodebookTensor, Compressed or a float tensor -> Weight.
+
+    ValueError where no kernel reads the form: other bit widths than 8 and 4, per-tensor scales,
+    groups of 4 bits that are no multiple of 8.
+    """
+    if isinstance(stored, QuantizedTensor):
+        return _integers(stored)
+    if isinstance(stored, CodebookTensor):
+        parts = {"packed": stored.packed, "scale": stored.scale, "table": stored.table}
+        return Weight(stored.kind, stored.shape, parts, stored.group_size, stored)
+    if isinstance(stored, semi_structured.Compressed):
+        rows, half = stored.values.shape
+        parts = {"values": stored.values.float(), "metadata": stored.metadata}
+        return Weight("sparse24", (rows, 2 * half), parts)
+    if isinstance(stored, torch.Tensor) and stored.is_floating_point():
+        return encode(stored, "bf16" if stored.dtype == torch.bfloat16 else "fp32")
+    raise ValueError(
+        f"no kernel reads a {type(stored).__name__}: pass a QuantizedTensor of 8 or 4 bits, a "
+        "CodebookTensor, a 2:4 Compressed or a float tensor"
+    )
+
+
+def _integers(tensor):
+    if tensor.bits not in (4, 8):
+        raise ValueError(
+            f"no kernel reads {tensor.bits} bits: the engine has 8 and 4; quantize to one of "
+            "these, or run the model with PackedLinear layers in transformers"
+        )
+    if tensor.group_size == 0 or (tensor.bits == 4 and 0 < tensor.group_size % 8):
+        raise ValueError(
+            f"no kernel reads group_size={tensor.group_size} at {tensor.bits} bits: use -1 or, "
+            "at 4 bits, a multiple of 8"
+        )
+    return Weight(f"int{tensor.bits}", tensor.shape, tensor.tensors(), tensor.group_size, tensor)
+
+
+def _float8(weight, kind):
+    largest = torch.finfo(FLOAT8[kind]).max
+    scale = weight.abs().amax(dim=1, keepdim=True) / largest
+    scale = torch.where(scale > 0, scale, 1.0)
+    codes = (weight / scale).clamp(-largest, largest).to(FLOAT8[kind]).view(torch.uint8)
+    return Weight(kind, tuple(weight.shape), {"codes": codes.contiguous(), "scale": scale})
+
+
+def _check(weight, kind):
+    if kind not in KINDS:
+        raise ValueError(f"weights={kind!r}: the engine reads {', '.join(KINDS)}")
+    if weight.dim() != 2:
+        raise ValueError(f"a weight must be a matrix [out, in], not {tuple(weight.shape)}")
+    if not torch.isfinite(weight).all():
+        bad = int((~torch.isfinite(weight)).sum())
+        raise ValueError(f"the weight holds NaN or infinity ({bad} values): repair the checkpoint")
