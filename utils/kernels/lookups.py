@@ -26,7 +26,6 @@ from utils.kernels.simd import (
     zeros_f32,
 )
 
-
 FOUR_UP = np.int32(4)
 
 

@@ -32,7 +32,7 @@ class NumbaStep:
 
     def __init__(self, spec, weights, slots, max_tokens, threads, max_rows):
         self.spec, self.threads, self.max_rows = spec, threads, max_rows
-        self.packed = {name: layout.pack(weight) for name, weight in weights.items()}
+        self.packed = self._pack(weights)
         self.biases = {n: _vector(b) for n, b in spec.biases.items()}
         self.model = self._model()
         self.state = self._state(slots, _up(max_tokens, attention.BLOCK))
@@ -76,6 +76,14 @@ class NumbaStep:
     def close(self):
         """End the threads."""
         self.team.close()
+
+    def _pack(self, weights):
+        """All matrices in one arena, in the order in which a step reads them."""
+        numbers = sum(_up(out, 16) * _up(into) for out, into in self.spec.matrices().values())
+        arena, packed = layout.Arena(8 * numbers), {}
+        for name in self.spec.matrices():
+            packed[name] = layout.pack(weights[name]).move(arena)
+        return packed
 
     def _model(self):
         spec = self.spec

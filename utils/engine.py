@@ -1,0 +1,164 @@
+"""The fast decode path: a Llama-shaped model with packed weights and a static key-value cache.
+
+    engine = Engine(model, weights="int8")
+    engine.generate(ids, max_new_tokens=64)           one text or many, greedy or sampled
+    engine.step(ids)                                  logits of new tokens, any number of them
+    engine.crop(length)                               forget the end: the roll-back of a draft
+
+The engine holds `batch` texts in slots of `max_tokens` each. Everything that is fed to it is a row:
+a token at a position of a slot. With the Numba back end a row's logits are the same bits however
+many rows share its step: prompt in one piece or in ten, drafted or not, alone or in a batch.
+
+But: one process, one device, no paging and no prefix sharing. What has no kernel is refused.
+"""
+
+import torch
+
+from utils.device import detect
+from utils.generation import Generator
+from utils.kernels import backends, select, spec
+
+
+class Engine(Generator):
+    """model: a Llama, Qwen2 or Mistral of transformers; it is read, never kept.
+
+    weights: "fp32", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "nf4", "fp4", "sparse24",
+    {matrix name: form or tensor}, or None for what the model holds (see kernels/select.py).
+    group_size: numbers per scale where the form has a choice. max_tokens: longest text (prompt and
+    answer). batch: texts at a time. threads: default, all that this process may use.
+    max_rows: rows of one step; longer prompts are cut. backend: "numba", "triton", "torch".
+    ValueError before any work for what the engine can't run.
+    """
+
+    def __init__(
+        self,
+        model,
+        weights="fp32",
+        group_size=None,
+        max_tokens=2048,
+        batch=1,
+        threads=None,
+        max_rows=64,
+        backend=None,
+        device=None,
+    ):
+        if batch < 1 or max_rows < 1 or (threads is not None and threads < 1):
+            raise ValueError(f"batch={batch}, max_rows={max_rows}, threads={threads}: need >= 1")
+        device = device or detect()
+        self.config, self.generation_config = model.config, model.generation_config
+        self.spec = spec.read(model, max_tokens)
+        self.max_tokens, self.batch, self.max_rows = max_tokens, batch, max(max_rows, batch)
+        self.backend_name = backend or backends.choose(device)
+        stored = select.gather(model, self.spec, weights, group_size)
+        self.kinds = sorted({weight.kind for weight in stored.values()})
+        self.backend = backends.make(
+            self.backend_name,
+            self.spec,
+            stored,
+            batch,
+            max_tokens,
+            threads or device.threads,
+            self.max_rows,
+            device.torch,
+        )
+        self.reset()
+
+    @property
+    def nbytes(self):
+        """Bytes of the packed matrices: what one token reads, but for the cache."""
+        return self.backend.nbytes_weights
+
+    @property
+    def cache_nbytes(self):
+        """Bytes of keys and values of all slots, filled or not."""
+        return self.backend.nbytes_cache
+
+    def bytes_per_token(self, context=0):
+        """Bytes that decoding one token reads: all matrices, keys and values of `context`."""
+        s = self.spec
+        return self.nbytes + 8 * s.layers * s.kv_heads * s.head_dim * context
+
+    def reset(self):
+        """Forget all texts."""
+        self.texts = [[] for _ in range(self.batch)]
+
+    def length(self, slot=0):
+        """Tokens held in a slot."""
+        return len(self.texts[slot])
+
+    def crop(self, length, slot=0):
+        """Keep the first `length` tokens of a slot. Nothing is erased: later rows overwrite."""
+        if not 0 <= length <= self.length(slot):
+            raise ValueError(f"crop to {length}: slot {slot} holds {self.length(slot)} tokens")
+        del self.texts[slot][length:]
+
+    def step(self, ids, slot=0, rows=None):
+        """Append `ids` (ints) to a slot; logits fp32 [rows, V] of the last `rows` (default: all)."""
+        ids = self._checked(ids, slot)
+        rows = len(ids) if rows is None else rows
+        if not 0 < rows <= len(ids):
+            raise ValueError(f"rows={rows}: between 1 and the {len(ids)} tokens of this step")
+        parts = []
+        for start in range(0, len(ids), self.max_rows):
+            chunk = ids[start : start + self.max_rows]
+            first_wanted = max(0, len(ids) - rows - start)
+            wanted = range(min(first_wanted, len(chunk)), len(chunk))
+            logits = self._run(chunk, [slot] * len(chunk), wanted)
+            if len(wanted):
+                parts.append(logits.clone())
+        return torch.cat(parts)
+
+    def decode(self, ids, slots=None):
+        """One token for each slot (or for the `slots` named) in one step; logits [len(ids), V]."""
+        slots = list(range(len(ids))) if slots is None else list(slots)
+        if len(set(slots)) != len(slots) or len(slots) != len(ids):
+            raise ValueError(
+                f"{len(ids)} tokens for slots {slots}: one token for each, no slot twice"
+            )
+        for token, slot in zip(ids, slots, strict=True):
+            self._checked([token], slot)
+        return self._run(list(ids), slots, range(len(ids))).clone()
+
+    def follow(self, ids, rows=1):
+        """Logits of the last `rows` positions of the text `ids` in slot 0, reusing what is held.
+
+        The same contract as speculative.cached.CachedModel, so that an Engine can be the target
+        or the draft model of speculative.decode.generate.
+        """
+        held = self.texts[0]
+        same = next((i for i, (a, b) in enumerate(zip(held, ids, strict=False)) if a != b), None)
+        same = min(len(held), len(ids)) if same is None else same
+        self.crop(min(same, len(ids) - rows))
+        return self.step(ids[self.length() :], rows=rows)
+
+    def close(self):
+        """End the engine's threads; it can't run again."""
+        if hasattr(self.backend, "close"):
+            self.backend.close()
+
+    def _run(self, tokens, slots, wanted):
+        """One step of at most max_rows rows; texts are advanced. Logits: valid until the next."""
+        positions = []
+        for token, slot in zip(tokens, slots, strict=True):
+            positions.append(self.length(slot))
+            self.texts[slot].append(token)
+        return self.backend.step(tokens, slots, positions, wanted)
+
+    def _checked(self, ids, slot):
+        """The ids as a list of ints that fit, or ValueError."""
+        ids = torch.as_tensor(ids).flatten().tolist()
+        if not 0 <= slot < self.batch:
+            raise ValueError(f"slot {slot}: this engine has {self.batch} (batch=)")
+        if not ids:
+            raise ValueError("a step needs at least one token")
+        wrong = [i for i in ids if not isinstance(i, int) or not 0 <= i < self.spec.vocabulary]
+        if wrong:
+            raise ValueError(
+                f"token id {wrong[0]}: ids are whole numbers from 0 to {self.spec.vocabulary - 1}"
+            )
+        if self.length(slot) + len(ids) > self.max_tokens:
+            raise ValueError(
+                f"{self.length(slot)} tokens are held and {len(ids)} would follow: the cache ends "
+                f"at max_tokens={self.max_tokens}; make the engine with a larger max_tokens"
+            )
+        return ids

@@ -1,0 +1,52 @@
+"""The three back ends behind one interface, and which of them a machine gets.
+
+    numba    CPU, any architecture     one compiled step for the whole model
+    triton   CUDA and ROCm             compiled products, the rest in torch
+    torch    MPS, and anything else    torch operators; nothing is compiled
+
+Each offers step(tokens, slots, positions, wanted) -> logits, nbytes_weights, nbytes_cache. Rows of
+one step give the same bits as the same rows one by one with numba; see the module of each back end.
+"""
+
+import importlib.util
+
+from utils.device import detect
+
+NAMES = ("numba", "triton", "torch")
+
+
+def choose(device=None):
+    """Name of the back end for a device."""
+    kind = (device or detect()).kind
+    if kind == "cpu":
+        return "numba" if _installed("numba") else "torch"
+    return "triton" if kind in ("cuda", "rocm") and _installed("triton") else "torch"
+
+
+def make(name, spec, weights, slots, max_tokens, threads, max_rows, device):
+    """The step object of a back end. ValueError for an unknown name or a missing package."""
+    if name not in NAMES:
+        raise ValueError(f"backend={name!r}: use one of {', '.join(NAMES)}")
+    if name != "torch" and not _installed(name):
+        raise ValueError(f"backend={name!r} needs the package {name}: install it or use 'torch'")
+    if name == "numba":
+        from utils.kernels.numba_step import NumbaStep
+
+        return NumbaStep(spec, weights, slots, max_tokens, threads, max_rows)
+    from utils.kernels.torch_step import TorchStep
+
+    return TorchStep(spec, weights, slots, max_tokens, device, _linear(name))
+
+
+def _linear(name):
+    if name == "triton":
+        from utils.kernels.triton_linear import TritonLinear
+
+        return TritonLinear
+    from utils.kernels.torch_linear import TorchLinear
+
+    return TorchLinear
+
+
+def _installed(package):
+    return importlib.util.find_spec(package) is not None
