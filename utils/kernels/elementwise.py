@@ -85,10 +85,11 @@ def round_row(x, whole, size):
 @inner
 def swiglu(gate, up, y, size):
     """y = gate / (1 + exp(-gate)) * up; addresses."""
-    one, zero = splat(ONE), splat(ZERO)
+    one, zero, lowest = splat(ONE), splat(ZERO), splat(LOWEST)
     for j in range(0, 4 * size, 64):
         g = load_f32(gate + j)
-        store(mul(div(g, add(one, exp(sub(zero, g)))), load_f32(up + j)), y + j)
+        e = exp(sub(zero, maximum(g, lowest)))  # exp goes up to 88
+        store(mul(div(g, add(one, e)), load_f32(up + j)), y + j)
 
 
 @inner

@@ -154,7 +154,7 @@ class NumbaStep:
             whole=np.zeros((threads, rows, widest), np.int16),
             scale=floats(threads, rows),
             sums=np.zeros((threads, rows, widest // 8), np.int32),
-            scores=floats(threads, min(group, 4), attention.BLOCK),
+            scores=floats(threads, group, attention.BLOCK),
             turned=floats(threads, s.head_dim),
             jobs=np.zeros((threads, FIELDS), np.int64),
         )

@@ -159,10 +159,16 @@ def load_small(typing, address):
 
 @intrinsic
 def load_f16(typing, address):
-    """16 half-precision numbers at `address`, widened to fp32."""
+    """16 half-precision numbers at `address` (not NaN, not infinite), widened to fp32."""
 
     def emit(_, b, sig, args):
-        return b.fpext(_load(b, ir.VectorType(ir.HalfType(), LANES), args[0]), F32.llvm)
+        if _has("f16c") or _has("neon"):
+            return b.fpext(_load(b, ir.VectorType(ir.HalfType(), LANES), args[0]), F32.llvm)
+        half = b.zext(_load(b, ir.VectorType(_SHORT, LANES), args[0]), I32.llvm)
+        sign = b.shl(b.and_(half, _constant(I32, 0x8000)), _constant(I32, 16))
+        rest = b.shl(b.and_(half, _constant(I32, 0x7FFF)), _constant(I32, 13))
+        number = b.bitcast(b.or_(sign, rest), F32.llvm)
+        return b.fmul(number, _constant(F32, 2.0**112))  # exponent bias 127 less 15
 
     return F32(types.int64), emit
 

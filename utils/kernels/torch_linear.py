@@ -1,7 +1,9 @@
 """y = x W^T with torch operators: unpack some rows, multiply, forget them. Runs on any device.
 
-At rest the weights stay in their storage form. For a product they are turned into fp32, at most
-`BLOCK_BYTES` at a time, so that even the head of a large model needs little extra memory.
+At rest the weights stay in their storage form. For a product they are turned into fp32, some rows
+at a time, so that even the head of a large model needs little extra memory. A CPU gets small
+blocks, which stay in its cache and in memory that the process already has; others get large ones,
+since each operator costs them a launch.
 
 But: the numbers make a round trip through memory, so a product moves more bytes than with an
 unpacked matrix; this back end is for where there is no kernel (MPS), and for comparing with. And
@@ -13,7 +15,8 @@ import torch
 
 from utils.kernels.rowwise import by_rows
 
-BLOCK_BYTES = 64 * 2**20
+BLOCK_BYTES = {"cpu": 2**20}
+LARGE_BLOCK_BYTES = 64 * 2**20
 
 
 class TorchLinear:
@@ -29,7 +32,8 @@ class TorchLinear:
 
     def __call__(self, x):
         """x fp32 [M, in] -> fp32 [M, out], on the weight's device."""
-        step = max(1, BLOCK_BYTES // (4 * self.rows.columns))
+        block_bytes = BLOCK_BYTES.get(x.device.type, LARGE_BLOCK_BYTES)
+        step = max(1, block_bytes // (4 * self.rows.columns))
         starts = range(0, len(self.rows), step)
         blocks = [x @ self.rows.take(slice(i, i + step)).dense().T for i in starts]
         return torch.cat(blocks, dim=1) if len(blocks) > 1 else blocks[0]

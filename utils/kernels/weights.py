@@ -88,14 +88,17 @@ def wrap(stored):
     """QuantizedTensor, CodebookTensor, Compressed or a float tensor -> Weight.
 
     ValueError where no kernel reads the form: other bit widths than 8 and 4, per-tensor scales,
-    groups of 4 bits that are no multiple of 8.
+    groups that are no multiple of 8; and for scales or values that are NaN or infinite.
     """
     if isinstance(stored, QuantizedTensor):
         return _integers(stored)
     if isinstance(stored, CodebookTensor):
+        _check_groups(stored, "4-bit codes")
+        _check_finite(stored.scale)
         parts = {"packed": stored.packed, "scale": stored.scale, "table": stored.table}
         return Weight(stored.kind, stored.shape, parts, stored.group_size, stored)
     if isinstance(stored, semi_structured.Compressed):
+        _check_finite(stored.values)
         rows, half = stored.values.shape
         parts = {"values": stored.values.float(), "metadata": stored.metadata}
         return Weight("sparse24", (rows, 2 * half), parts)
@@ -113,11 +116,8 @@ def _integers(tensor):
             f"no kernel reads {tensor.bits} bits: the engine has 8 and 4; quantize to one of "
             "these, or run the model with PackedLinear layers in transformers"
         )
-    if tensor.group_size == 0 or (tensor.bits == 4 and 0 < tensor.group_size % 8):
-        raise ValueError(
-            f"no kernel reads group_size={tensor.group_size} at {tensor.bits} bits: use -1 or, "
-            "at 4 bits, a multiple of 8"
-        )
+    _check_groups(tensor, f"{tensor.bits} bits")
+    _check_finite(tensor.scale)
     return Weight(f"int{tensor.bits}", tensor.shape, tensor.tensors(), tensor.group_size, tensor)
 
 
@@ -134,6 +134,19 @@ def _check(weight, kind):
         raise ValueError(f"weights={kind!r}: the engine reads {', '.join(KINDS)}")
     if weight.dim() != 2:
         raise ValueError(f"a weight must be a matrix [out, in], not {tuple(weight.shape)}")
-    if not torch.isfinite(weight).all():
-        bad = int((~torch.isfinite(weight)).sum())
+    _check_finite(weight)
+
+
+def _check_finite(numbers):
+    if not torch.isfinite(numbers).all():
+        bad = int((~torch.isfinite(numbers)).sum())
         raise ValueError(f"the weight holds NaN or infinity ({bad} values): repair the checkpoint")
+
+
+def _check_groups(tensor, what):
+    """A kernel reads 8 neighbours at a time, all with one scale."""
+    size = tensor.group_size
+    if size == 0 or (0 < size < tensor.shape[1] and size % 8):
+        raise ValueError(
+            f"no kernel reads group_size={size} with {what}: use -1 or a multiple of 8"
+        )

@@ -1,0 +1,1 @@
+"""What the fast decode engine is measured against, and how."""
