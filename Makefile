@@ -2,6 +2,7 @@
 #   make html    the book from the stored outputs        make test    every check
 #   make book    run all notebooks here, then the book   make check   the quick checks
 #   make lab     JupyterLab                              make clean   delete what was built
+#   make bench   the engine against llama.cpp and transformers, 15 minutes
 #
 # PYTHON=python3.12    the Python that makes .venv (3.11 to 3.13)
 # TORCH_INDEX=URL      one more package index, for the CPU build of torch (see README)
@@ -13,10 +14,10 @@ export TORCH_INDEX
 RUN := .venv/bin/python
 READY := .venv/.installed
 
-.PHONY: help setup book html test check lab labs notebooks records mutations new-unit clean
+.PHONY: help setup book html test check lab labs notebooks records bench mutations new-unit clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 8
 
 setup: $(READY)
 
@@ -49,6 +50,10 @@ labs: setup
 # For authors: the same, and keep the evidence of that run in records/.
 records: setup
 	@$(RUN) -m utils.course.records $(SLUG)
+
+# On a machine with nothing else to do; llama.cpp is optional (requirements-bench.txt).
+bench: setup
+	@$(RUN) -m utils.bench
 
 mutations: setup
 	@$(RUN) -m utils.course.mutations $(SLUG)

@@ -9,6 +9,7 @@ Sources: compute capability 8.0 is the first with native bfloat16 and 8.9 the fi
 files `cpu.max` and `memory.max` (Linux kernel, "Control Group v2").
 """
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -144,6 +145,21 @@ def cpu_threads(cgroup=CGROUP):
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota = _cpu_quota(cgroup)
     return max(1, min(cores, int(quota))) if quota else cores
+
+
+@contextlib.contextmanager
+def one_torch_thread():
+    """torch runs on one thread inside this block.
+
+    Its other threads spin for milliseconds after each operation that used them, on cores that the
+    engine's own threads want: small torch operations between two steps can double a step's time.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _cpu_quota(cgroup):

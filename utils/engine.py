@@ -14,7 +14,7 @@ But: one process, one device, no paging and no prefix sharing. What has no kerne
 
 import torch
 
-from utils.device import detect
+from utils.device import detect, one_torch_thread
 from utils.generation import Generator
 from utils.kernels import backends, select, spec
 
@@ -49,8 +49,8 @@ class Engine(Generator):
         self.spec = spec.read(model, max_tokens)
         self.max_tokens, self.batch, self.max_rows = max_tokens, batch, max(max_rows, batch)
         self.backend_name = backend or backends.choose(device)
-        stored = select.gather(model, self.spec, weights, group_size)
-        self.kinds = sorted({weight.kind for weight in stored.values()})
+        backends.check(self.backend_name, self.spec)
+        stored = self._noted(select.each(model, self.spec, weights, group_size))
         self.backend = backends.make(
             self.backend_name,
             self.spec,
@@ -62,6 +62,13 @@ class Engine(Generator):
             device.torch,
         )
         self.reset()
+
+    def _noted(self, weights):
+        """The same pairs; `kinds` holds the storage forms that were seen."""
+        self.kinds = []
+        for name, weight in weights:
+            self.kinds = sorted({*self.kinds, weight.kind})
+            yield name, weight
 
     @property
     def nbytes(self):
@@ -93,7 +100,7 @@ class Engine(Generator):
         del self.texts[slot][length:]
 
     def step(self, ids, slot=0, rows=None):
-        """Append `ids` (ints) to a slot; logits fp32 [rows, V] of the last `rows` (default: all)."""
+        """Append `ids` to a slot; logits fp32 [rows, V] of the last `rows` (default: all)."""
         ids = self._checked(ids, slot)
         rows = len(ids) if rows is None else rows
         if not 0 < rows <= len(ids):
@@ -105,8 +112,8 @@ class Engine(Generator):
             wanted = range(min(first_wanted, len(chunk)), len(chunk))
             logits = self._run(chunk, [slot] * len(chunk), wanted)
             if len(wanted):
-                parts.append(logits.clone())
-        return torch.cat(parts)
+                parts.append(_kept(logits))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def decode(self, ids, slots=None):
         """One token for each slot (or for the `slots` named) in one step; logits [len(ids), V]."""
@@ -117,7 +124,7 @@ class Engine(Generator):
             )
         for token, slot in zip(ids, slots, strict=True):
             self._checked([token], slot)
-        return self._run(list(ids), slots, range(len(ids))).clone()
+        return _kept(self._run(list(ids), slots, range(len(ids))))
 
     def follow(self, ids, rows=1):
         """Logits of the last `rows` positions of the text `ids` in slot 0, reusing what is held.
@@ -128,7 +135,11 @@ class Engine(Generator):
         held = self.texts[0]
         same = next((i for i, (a, b) in enumerate(zip(held, ids, strict=False)) if a != b), None)
         same = min(len(held), len(ids)) if same is None else same
-        self.crop(min(same, len(ids) - rows))
+        if not 0 < rows <= len(ids):
+            raise ValueError(f"rows={rows}: between 1 and the {len(ids)} tokens of the text")
+        keep = min(same, len(ids) - rows)
+        self._checked(ids[keep:], 0, held=keep)
+        self.crop(keep)
         return self.step(ids[self.length() :], rows=rows)
 
     def close(self):
@@ -144,11 +155,12 @@ class Engine(Generator):
             self.texts[slot].append(token)
         return self.backend.step(tokens, slots, positions, wanted)
 
-    def _checked(self, ids, slot):
-        """The ids as a list of ints that fit, or ValueError."""
-        ids = torch.as_tensor(ids).flatten().tolist()
+    def _checked(self, ids, slot, held=None):
+        """The ids as a list of ints that fit behind `held` tokens (default: all), or ValueError."""
         if not 0 <= slot < self.batch:
             raise ValueError(f"slot {slot}: this engine has {self.batch} (batch=)")
+        held = self.length(slot) if held is None else held
+        ids = torch.as_tensor(ids).flatten().tolist()
         if not ids:
             raise ValueError("a step needs at least one token")
         wrong = [i for i in ids if not isinstance(i, int) or not 0 <= i < self.spec.vocabulary]
@@ -156,9 +168,15 @@ class Engine(Generator):
             raise ValueError(
                 f"token id {wrong[0]}: ids are whole numbers from 0 to {self.spec.vocabulary - 1}"
             )
-        if self.length(slot) + len(ids) > self.max_tokens:
+        if held + len(ids) > self.max_tokens:
             raise ValueError(
-                f"{self.length(slot)} tokens are held and {len(ids)} would follow: the cache ends "
+                f"{held} tokens are held and {len(ids)} would follow: the cache ends "
                 f"at max_tokens={self.max_tokens}; make the engine with a larger max_tokens"
             )
         return ids
+
+
+def _kept(logits):
+    """A copy that the next step does not overwrite, made without waking torch's threads."""
+    with one_torch_thread():
+        return logits.clone()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from utils.device import one_torch_thread
 from utils.speculative import sampling
 from utils.speculative.drafting import Draft
 from utils.speculative.lookup import Adaptive, Index
@@ -39,9 +40,11 @@ class Sampling:
 
     def draw(self, logits, ids, dice):
         """A token after `ids` from its logits [V]."""
-        if self.temperature == 0:
-            return int(penalized(logits, ids, self.repetition_penalty).numpy().argmax())
-        return dice.draw(self.law(logits, ids))
+        with one_torch_thread():
+            if self.temperature == 0:
+                changed = penalized(logits, ids, self.repetition_penalty)
+                return int(changed.cpu().numpy().argmax())
+            return dice.draw(self.law(logits, ids))
 
 
 def penalized(logits, ids, penalty):
@@ -77,7 +80,7 @@ class Generator:
         generator=None,
         eos_token_id=None,
         drafter=None,
-        k=15,
+        k=31,
         on_token=None,
     ):
         """Decode at most `max_new_tokens` for each text; returns Generation.
@@ -92,6 +95,7 @@ class Generator:
         how = Sampling(temperature, top_k, top_p, repetition_penalty)
         stop = self._stop_ids(eos_token_id)
         self._check(texts, max_new_tokens)
+        self._check_drafter(drafter, k)
         if len(texts) == 1:
             return self._one(texts[0], max_new_tokens, how, generator, stop, drafter, k, on_token)
         if drafter is not None or on_token is not None:
@@ -190,8 +194,17 @@ class Generator:
                     f"text {slot}: {len(text)} tokens and {max_new_tokens} new ones are more than "
                     f"max_tokens={self.max_tokens}; make the engine with a larger max_tokens"
                 )
-            self.crop(0, slot)
-            self._checked(text, slot)
+            self._checked(text, slot, held=0)
+
+    def _check_drafter(self, drafter, k):
+        if k < 0 or (isinstance(drafter, str) and drafter != "lookup"):
+            raise ValueError(f'drafter={drafter!r}, k={k}: use "lookup" or a Drafter, and k >= 0')
+        known = getattr(drafter, "vocabulary", None)
+        if known not in (None, self.spec.vocabulary):
+            raise ValueError(
+                f"the draft model has {known} token ids, the target {self.spec.vocabulary}: "
+                "drafts must use the target's tokenizer"
+            )
 
     def _stop_ids(self, eos_token_id):
         if eos_token_id is None:
@@ -258,10 +271,10 @@ def accept(logits, ids, draft, how, dice):
             tokens.append(how.draw(logits[i], ids + tokens, dice))
             if i == len(draft.tokens) or tokens[-1] != draft.tokens[i]:
                 return tokens, i
-    laws = [how.law(row, ids + draft.tokens[:i]) for i, row in enumerate(logits)]
-    p = torch.stack(laws)
-    drafted = torch.tensor(draft.tokens, dtype=torch.int64)
-    tokens, accepted = sampling.verify(p, draft.q_draft(p.shape[-1]), drafted, dice)
+    with one_torch_thread():
+        p = torch.stack([how.law(row, ids + draft.tokens[:i]) for i, row in enumerate(logits)])
+        drafted = torch.tensor(draft.tokens, dtype=torch.int64)
+        tokens, accepted = sampling.verify(p, draft.q_draft(p.shape[-1]), drafted, dice)
     return tokens.tolist(), accepted
 
 

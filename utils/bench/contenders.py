@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import torch
 
-from utils import cache
-from utils.bench.llamacpp import LlamaCpp
+from utils import cache, measure
+from utils.bench.llamacpp import LlamaCpp, library
 from utils.engine import Engine
 from utils.quantization import gguf_file
 
@@ -33,6 +33,10 @@ class Contender:
     logits: object
     bytes_per_token: int
     parameters: int
+
+    def generate(self, prompt, n):
+        """n new tokens, untimed."""
+        return self.decode(prompt, n, measure.GenerationTimer())
 
     @property
     def bits_per_weight(self):
@@ -54,7 +58,7 @@ class AsModel:
 
 
 def matrices(model):
-    """Numbers in the matrices that one token reads: all weights but the norms (a tied head once)."""
+    """Numbers in the matrices that one token reads (a tied head counts once); norms don't."""
     return sum(p.numel() for p in model.parameters() if p.dim() == 2)
 
 
@@ -117,14 +121,21 @@ def engine(model, kind, threads, max_tokens=1024):
     return Contender(f"engine {kind}", decode, logits, machine.nbytes, matrices(model))
 
 
-def llama(model, tokenizer, kind, threads, max_tokens=1024):
-    """llama.cpp on a file that holds the same model's weights in one of its formats.
+def llama_peer(model, tokenizer, kind, threads, max_tokens, exact_attention=False):
+    """llama.cpp on a file that holds the same weights in one of its formats (written once).
 
     Raises llamacpp.Missing without the package.
     """
+    library()
     path = cache.folder() / "bench" / f"model-{kind}.gguf"
-    gguf_file.write(model, tokenizer, path, kind)
-    peer = LlamaCpp(path, threads, max_tokens)
+    if not path.exists():
+        gguf_file.write(model, tokenizer, path, kind)
+    return LlamaCpp(path, threads, max_tokens, exact_attention)
+
+
+def llama(model, tokenizer, kind, threads, max_tokens=1024):
+    """llama.cpp as it comes for speed; for logits with fp32 keys and values, which is kinder."""
+    peer = llama_peer(model, tokenizer, kind, threads, max_tokens)
 
     def decode(prompt, n, timer):
         timer.start()
@@ -136,7 +147,8 @@ def llama(model, tokenizer, kind, threads, max_tokens=1024):
         return tokens
 
     def logits(ids):
-        return torch.from_numpy(peer.logits(ids.tolist()).copy())
+        with llama_peer(model, tokenizer, kind, threads, len(ids), True) as exact:
+            return torch.from_numpy(exact.logits(ids.tolist()).copy())
 
     data = gguf_file.data_bytes(model, kind)
     norms = sum(4 * p.numel() for p in model.parameters() if p.dim() == 1)

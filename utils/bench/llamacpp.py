@@ -45,6 +45,11 @@ def features():
     return " ".join(re.findall(r"(\w+) = 1", info))
 
 
+def version():
+    """Version of the Python package, which pins one of llama.cpp."""
+    return library().__version__
+
+
 class LlamaCpp:
     """A GGUF file loaded for one sequence; use it in a `with` block or call `close`.
 

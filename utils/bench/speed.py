@@ -87,35 +87,111 @@ def verify_time(engine, rows, context=128, repeats=5):
     return once
 
 
+def engine_at(engine, text, repeats=5):
+    """length -> a function that measures the seconds of one step after `length` tokens of text."""
+
+    def at(length):
+        engine.crop(min(length, engine.length()))
+        if engine.length() < length:
+            engine.step(text[engine.length() : length], rows=1)
+
+        def once():
+            samples = []
+            for _ in range(repeats):
+                start = time.perf_counter()
+                engine.step([text[length]])
+                samples.append(time.perf_counter() - start)
+                engine.crop(length)
+            return statistics.median(samples)
+
+        return once
+
+    return at
+
+
+def llama_at(peer, text, repeats=5):
+    """The same for llama.cpp; its text grows by `repeats` tokens a round."""
+
+    def at(length):
+        peer.prefill(text[:length])
+
+        def once():
+            samples = []
+            for _ in range(repeats):
+                start = time.perf_counter()
+                peer.step(text[length])
+                samples.append(time.perf_counter() - start)
+            return statistics.median(samples)
+
+        return once
+
+    return at
+
+
 @dataclass
 class Total:
-    """Tokens and seconds of one way to decode one prompt."""
+    """One prompt decoded one way: the answer, its seconds, and steps of the model if known."""
 
-    tokens: int
+    answer: list
     seconds: float
+    forwards: int | None = None
+
+    @property
+    def tokens(self):
+        return len(self.answer)
 
 
 def stack(ways, prompts, new_tokens, progress=lambda text: None):
-    """Decode each prompt in each of {name: function (ids, n) -> tokens}, in turn.
+    """Decode each prompt in each of {name: function (ids, n) -> tokens or Generation}, in turn.
 
-    Returns {name: [Total for each prompt]}; prompt processing is part of the time.
+    Returns {name: [Total for each prompt]}; prompt processing is part of the time. The first
+    prompt is decoded once before, to warm up.
     """
-    totals = {name: [] for name in ways}
-    names = list(ways)
+    totals, names = {name: [] for name in ways}, list(ways)
+    for name in names:
+        ways[name](prompts[0], 8)
     for i, ids in enumerate(prompts):
         progress(f"prompt {i + 1} of {len(prompts)}")
         shift = i % len(names)
         for name in names[shift:] + names[:shift]:
             time.sleep(PAUSE)
             start = time.perf_counter()
-            tokens = ways[name](ids, new_tokens)
-            totals[name].append(Total(len(tokens), time.perf_counter() - start))
+            answer = ways[name](ids, new_tokens)
+            totals[name].append(_total(answer, time.perf_counter() - start))
     return totals
+
+
+def _total(answer, seconds):
+    if isinstance(answer, list):
+        return Total(answer, seconds)
+    forwards = answer.stats.target_forwards
+    return Total(answer.tokens[0], seconds, forwards)
 
 
 def throughput(totals):
     """Total tokens over total time."""
     return sum(t.tokens for t in totals) / sum(t.seconds for t in totals)
+
+
+def repeated(tokens, n=8):
+    """Share of n-grams that occurred before in the same answer: high in a text that loops."""
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def summary(totals):
+    """What a record keeps of a list of Totals. looping: mean share of repeated 8-grams."""
+    found = {
+        "prompts": len(totals),
+        "tokens": sum(t.tokens for t in totals),
+        "seconds": sum(t.seconds for t in totals),
+        "tokens_per_second": throughput(totals),
+        "looping": statistics.mean(repeated(t.answer) for t in totals),
+    }
+    if all(t.forwards for t in totals):
+        forwards = sum(t.forwards for t in totals)
+        found["tokens_per_forward"] = found["tokens"] / forwards
+    return found
 
 
 def stack_ratio(a, b, resamples=2000, seed=0):

@@ -1,9 +1,9 @@
 """Find numbers in a chapter's prose that nobody vouches for.
 
 The rule: a number with a unit must be measured, cited or derived, and show which. It passes if its
-sentence holds a `{glue:text}`, a `{cite}` or a `{derived}`; for a table, if the table or the
-paragraph right before it does. Code and maths are left alone, and so are headings, titles of
-admonitions and what names a setting rather than a finding:
+sentence holds a `{glue:text}`, a `{recorded}`, a `{cite}` or a `{derived}`; for a table, if the
+table or the paragraph right before it does. Code and maths are left alone, and so are headings,
+titles of admonitions and what names a setting rather than a finding:
 
 - whole numbers up to 64 before bits, bytes and × ("4 bits", "2 bytes", "4×");
 - a chosen sparsity ("50 % sparsity", "50 % zeros"), a confidence level ("95 % interval"), and
@@ -135,7 +135,7 @@ def _without_comments(text):
 
 def _plain(block):
     """The block with vouchers marked and code, maths, roles and link targets taken out."""
-    block = re.sub(r"\{(?:glue:\w+|cite(?::\w+)?|derived)\}`[^`]*`", VOUCHED, block)
+    block = re.sub(r"\{(?:glue:\w+|recorded|cite(?::\w+)?|derived)\}`[^`]*`", VOUCHED, block)
     block = re.sub(r"\{[\w:-]+\}`([^`<]*)(?:<[^`]*>)?`", r"\1", block)
     block = re.sub(r"(`+)(?:(?!\1).)*\1", " ", block, flags=re.S)
     block = re.sub(r"\$[^$]*\$", " ", block)

@@ -22,7 +22,9 @@ from utils.course import notebooks, site_rules
 from utils.course.bootstrap import ROOT
 from utils.course.notebook_run import NotebookFailed
 
-SOURCES = ("_config.yml", "_toc.yml", "book", "notebooks", "labs/release")
+SOURCES = (
+    "_config.yml", "_toc.yml", "book", "notebooks", "labs/release", "records", "utils/kernels",
+)  # fmt: skip
 
 
 class BuildFailed(Exception):
@@ -31,7 +33,7 @@ class BuildFailed(Exception):
 
 def stage(folder, root=ROOT):
     """A fresh copy of the book's sources in `folder`."""
-    for part in ("book", "notebooks", "labs", "_build"):
+    for part in (*SOURCES, "_build"):
         shutil.rmtree(folder / part, ignore_errors=True)
     for name in SOURCES:
         source, target = root / name, folder / name

@@ -23,19 +23,28 @@ def choose(device=None):
     return "triton" if kind in ("cuda", "rocm") and _installed("triton") else "torch"
 
 
-def make(name, spec, weights, slots, max_tokens, threads, max_rows, device):
-    """The step object of a back end. ValueError for an unknown name or a missing package."""
+def check(name, spec):
+    """ValueError for an unknown name, a missing package, or a model the back end can't run."""
     if name not in NAMES:
         raise ValueError(f"backend={name!r}: use one of {', '.join(NAMES)}")
     if name != "torch" and not _installed(name):
         raise ValueError(f"backend={name!r} needs the package {name}: install it or use 'torch'")
+    if name == "numba" and spec.head_dim % 16:
+        raise ValueError(
+            f"head_dim={spec.head_dim}: the Numba kernels need a multiple of 16; use "
+            "backend='torch'"
+        )
+
+
+def make(name, spec, weights, slots, max_tokens, threads, max_rows, device):
+    """The step object of a back end that `check` has let pass. weights: see `select.each`."""
     if name == "numba":
         from utils.kernels.numba_step import NumbaStep
 
         return NumbaStep(spec, weights, slots, max_tokens, threads, max_rows)
     from utils.kernels.torch_step import TorchStep
 
-    return TorchStep(spec, weights, slots, max_tokens, device, _linear(name))
+    return TorchStep(spec, dict(weights), slots, max_tokens, device, _linear(name))
 
 
 def _linear(name):

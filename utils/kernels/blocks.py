@@ -51,19 +51,33 @@ SIGNATURE = types.void(types.int64, types.int64, types.int64)  # address of a Jo
 kernel = cfunc(SIGNATURE, nogil=True, cache=True, error_model="numpy")
 
 
+def inner_as(name):
+    """`inner` for one of several functions that are written only once.
+
+    Each needs a name of its own: code from Numba's disk cache is linked by name, and of two
+    functions with one name (compiled in two processes) one would be called for the other.
+    """
+
+    def decorate(function):
+        function.__name__ = function.__qualname__ = name
+        return inner(function)
+
+    return decorate
+
+
 @inner
 def at(array):
     """Address of an array's first number."""
     return np.int64(array.ctypes.data)
 
 
-def over_tiles(tile, tile_bytes):
+def over_tiles(name, tile, tile_bytes):
     """A function (address of a Job, first, last) that calls `tile` for all tiles and rows.
 
-    tile_bytes: bytes of a tile of weights for each input.
+    name: of the storage form. tile_bytes: bytes of a tile of weights for each input.
     """
 
-    @inner
+    @inner_as(f"run_{name}")
     def run(address, first, last):
         job = read(address)
         for t in range(first, last):

@@ -60,3 +60,8 @@ def compiled(function):
 def address(kind):
     """Address of the compiled kernel for a kind of weight."""
     return compiled(ENTRIES[kind]).address
+
+
+def names(kinds):
+    """Names of the functions that these kinds need, for `jit.announced`."""
+    return sorted({ENTRIES[kind].__name__.removeprefix("_") for kind in kinds})

@@ -12,7 +12,7 @@ But: fp8 goes through arithmetic. A table of 256 numbers would need 16 loads for
 
 import numpy as np
 
-from utils.kernels.blocks import finish, inner, over_tiles
+from utils.kernels.blocks import finish, inner, inner_as, over_tiles
 from utils.kernels.simd import (
     as_f32,
     either_bits,
@@ -68,10 +68,10 @@ def e5m2(top):
     return mul(as_f32(either_bits(sign, rest)), splat(E5M2_CORRECTION))
 
 
-def fp8(number):
+def fp8(name, number):
     """The tile function for one way to read 8 bits."""
 
-    @inner
+    @inner_as(f"tile_{name}")
     def tile(rows, w, t, m, job):
         x, stride = job.x + m * job.x_stride, job.x_stride
         total = zeros_f32(rows)
@@ -87,7 +87,7 @@ def fp8(number):
     return tile
 
 
-run_fp32 = over_tiles(fp32_tile, 64)
-run_bf16 = over_tiles(bf16_tile, 32)
-run_e4m3 = over_tiles(fp8(e4m3), 16)
-run_e5m2 = over_tiles(fp8(e5m2), 16)
+run_fp32 = over_tiles("fp32", fp32_tile, 64)
+run_bf16 = over_tiles("bf16", bf16_tile, 32)
+run_e4m3 = over_tiles("e4m3", fp8("e4m3", e4m3), 16)
+run_e5m2 = over_tiles("e5m2", fp8("e5m2", e5m2), 16)

@@ -14,7 +14,7 @@ their order does not matter; the fp32 sum over blocks runs in the order of k.
 Zero points cost one product for each block: sum (code - zero) x = sum code x - zero sum x.
 """
 
-from utils.kernels.blocks import finish, inner, over_tiles
+from utils.kernels.blocks import finish, inner, inner_as, over_tiles
 from utils.kernels.simd import (
     add_scaled_rows,
     dot_pairs_rows,
@@ -65,10 +65,10 @@ def int4_dot(rows, w, x, inputs, stride):
     return dot
 
 
-def blocks(block_dot, tile_bytes):
+def blocks(name, block_dot, tile_bytes):
     """The tile function: 16 outputs, block by block; the scale changes with the group."""
 
-    @inner
+    @inner_as(f"tile_{name}")
     def tile(rows, w, t, m, job):
         x = job.x + m * job.x_stride
         groups, total = (job.inputs + job.group - 1) // job.group, zeros_f32(rows)
@@ -88,5 +88,5 @@ def blocks(block_dot, tile_bytes):
     return tile
 
 
-run_int8 = over_tiles(blocks(int8_dot, 16), 16)
-run_int4 = over_tiles(blocks(int4_dot, 8), 8)
+run_int8 = over_tiles("int8", blocks("int8", int8_dot, 16), 16)
+run_int4 = over_tiles("int4", blocks("int4", int4_dot, 8), 8)

@@ -44,12 +44,18 @@ def cached():
 
 
 @contextlib.contextmanager
-def announced():
-    """Says so before a cold compilation, and how long it took."""
-    cold = not folder().exists()
-    if cold:
-        print(f"compiling the kernels, once (about {EXPECTED_SECONDS} s) …", flush=True)
+def announced(names):
+    """Says so when one of the functions `names` isn't compiled yet, and how long it took.
+
+    A file "<name>.done" beside Numba's own says that it is.
+    """
+    missing = [name for name in names if not (folder() / f"{name}.done").exists()]
+    if missing:
+        about = f"compiling the engine's kernels, once: {', '.join(missing)}"
+        print(f"{about} (up to {EXPECTED_SECONDS} s) …", flush=True)
     start = time.perf_counter()
     yield
-    if cold:
+    if missing:
         print(f"compiled in {time.perf_counter() - start:.0f} s, kept for later", flush=True)
+    for name in missing:
+        (folder() / f"{name}.done").touch()

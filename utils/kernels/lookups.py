@@ -68,5 +68,5 @@ def sparse24_tile(rows, w, t, m, job):
     finish(rows, total, t, m, job)
 
 
-run_codebook = over_tiles(codebook_tile, 8)
-run_sparse24 = over_tiles(sparse24_tile, 32)
+run_codebook = over_tiles("codebook", codebook_tile, 8)
+run_sparse24 = over_tiles("sparse24", sparse24_tile, 32)

@@ -28,23 +28,31 @@ def _compiled():
 
 
 class NumbaStep:
-    """The model's forward on the CPU. weights: {matrix name: Weight}, see spec.matrices()."""
+    """The model's forward on the CPU. weights: pairs (matrix name, Weight), see `select.each`."""
 
     def __init__(self, spec, weights, slots, max_tokens, threads, max_rows):
         self.spec, self.threads, self.max_rows = spec, threads, max_rows
         self.packed = self._pack(weights)
         self.biases = {n: _vector(b) for n, b in spec.biases.items()}
-        self.model = self._model()
         self.state = self._state(slots, _up(max_tokens, attention.BLOCK))
-        numbers = team.shared(threads)
-        work, announce = _compiled()
-        model, state = self.model, self.state
+        work, announce = self._compile()
+        numbers, model, state = team.shared(threads), self.model, self.state
         self.team = team.Team(
             numbers,
             threads,
             lambda thread: work(numbers, thread, threads, model, state),
             announce,
         )
+
+    def _compile(self):
+        """The functions of the team, compiled here and not by several threads at a time."""
+        work, announce = _compiled()
+        kinds = {packed.kind for packed in self.packed.values()}
+        with jit.announced([*entries.names(kinds), "step"]):
+            self.model = self._model()
+            announce(team.shared(1))
+            work(team.shared(2), 1, 2, self.model, self.state)  # no step comes: it returns
+        return work, announce
 
     @property
     def nbytes_weights(self):
@@ -63,7 +71,7 @@ class NumbaStep:
         return sum(part.nbytes for part in parts) - self.nbytes_cache
 
     def step(self, tokens, slots, positions, wanted):
-        """Logits fp32 [len(wanted), vocabulary] after the rows given; see step.py."""
+        """Logits fp32 [len(wanted), vocabulary], valid until the next step; see step.py."""
         state, rows = self.state, len(tokens)
         state.counts[:] = rows, len(wanted)
         state.slots[:rows], state.positions[:rows] = slots, positions
@@ -71,7 +79,7 @@ class NumbaStep:
         embedding = self.packed["model.embed_tokens"]
         state.x[:rows, : self.spec.hidden] = layout.rows(embedding, tokens)[:, : self.spec.hidden]
         self.team.run()
-        return torch.from_numpy(state.logits[: len(wanted), : self.spec.vocabulary].copy())
+        return torch.from_numpy(state.logits[: len(wanted), : self.spec.vocabulary])
 
     def close(self):
         """End the threads."""
@@ -81,8 +89,8 @@ class NumbaStep:
         """All matrices in one arena, in the order in which a step reads them."""
         numbers = sum(_up(out, 16) * _up(into) for out, into in self.spec.matrices().values())
         arena, packed = layout.Arena(8 * numbers), {}
-        for name in self.spec.matrices():
-            packed[name] = layout.pack(weights[name]).move(arena)
+        for name, weight in weights:
+            packed[name] = layout.pack(weight).move(arena)
         return packed
 
     def _model(self):

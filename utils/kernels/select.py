@@ -18,8 +18,12 @@ from utils.quantization.linear import PackedLinear
 FOUR_BITS = ("int4", "nf4", "fp4")
 
 
-def gather(model, spec, weights=None, group_size=None):
-    """{matrix name: Weight} for all of spec.matrices(). ValueError names the matrix at fault."""
+def each(model, spec, weights=None, group_size=None):
+    """Pairs (matrix name, Weight) in the order of spec.matrices(), made one at a time.
+
+    So a back end that packs each of them anew never holds all of them twice. ValueError names the
+    matrix at fault; unknown names are found before any work.
+    """
     if isinstance(weights, str):
         weights = _uniform(spec, weights)
     asked = weights or {}
@@ -29,15 +33,10 @@ def gather(model, spec, weights=None, group_size=None):
             f"{unknown[0]!r} is not a matrix of this model; the names are those of "
             f"named_modules(), such as {spec.name(0, 'q')!r} and {EMBEDDING!r}"
         )
-    found = {}
-    for name, shape in spec.matrices().items():
-        found[name] = _weight(model, name, asked.get(name), group_size)
-        if tuple(found[name].shape) != shape:
-            raise ValueError(
-                f"{name}: a weight of shape {tuple(found[name].shape)} was given, the model's "
-                f"configuration asks for {shape}"
-            )
-    return found
+    return (
+        (name, _weight(model, name, shape, asked.get(name), group_size))
+        for name, shape in spec.matrices().items()
+    )
 
 
 def _uniform(spec, kind):
@@ -48,18 +47,27 @@ def _uniform(spec, kind):
     return {name: kind if name.startswith("model.layers.") else table for name in spec.matrices()}
 
 
-def _weight(model, name, asked, group_size):
-    module = model.get_submodule(name)
+def _weight(model, name, shape, asked, group_size):
     try:
-        if isinstance(asked, str):
-            return forms.encode(_floats(module), asked, group_size)
-        if asked is not None:
-            return asked if isinstance(asked, forms.Weight) else forms.wrap(asked)
-        if isinstance(module, PackedLinear):
-            return forms.wrap(module.weight)
-        return forms.wrap(_floats(module))
+        found = _stored(model.get_submodule(name), asked, group_size)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+    if tuple(found.shape) != shape:
+        raise ValueError(
+            f"{name}: a weight of shape {tuple(found.shape)} was given, the model's "
+            f"configuration asks for {shape}"
+        )
+    return found
+
+
+def _stored(module, asked, group_size):
+    if isinstance(asked, str):
+        return forms.encode(_floats(module), asked, group_size)
+    if asked is not None:
+        return asked if isinstance(asked, forms.Weight) else forms.wrap(asked)
+    if isinstance(module, PackedLinear):
+        return forms.wrap(module.weight)
+    return forms.wrap(_floats(module))
 
 
 def _floats(module):

@@ -82,7 +82,6 @@ def read(model, max_tokens):
     _check(config, max_tokens)
     state = dict(model.named_parameters())
     embedding = state[f"{EMBEDDING}.weight"]
-    head = model.get_output_embeddings().weight
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     cos, sin = rotary_tables(model, max_tokens)
     spec = Spec(
@@ -94,7 +93,7 @@ def read(model, max_tokens):
         intermediate=config.intermediate_size,
         vocabulary=embedding.shape[0],
         eps=config.rms_norm_eps,
-        tied=head is embedding or head.data_ptr() == embedding.data_ptr(),
+        tied=_tied(model, embedding),
         max_tokens=max_tokens,
         cos=cos,
         sin=sin,
@@ -103,6 +102,11 @@ def read(model, max_tokens):
     )
     _check_norms(spec)
     return spec
+
+
+def _tied(model, embedding):
+    head = model.get_output_embeddings().weight  # no tensor when the head is packed
+    return isinstance(head, torch.Tensor) and head.data_ptr() == embedding.data_ptr()
 
 
 @torch.no_grad()
@@ -170,8 +174,8 @@ def _check_attention(config, max_tokens):
         raise ValueError(f"rope_type={rope_type!r} changes with the length: not supported")
     if config.num_attention_heads % config.num_key_value_heads:
         raise ValueError(
-            f"{config.num_attention_heads} heads over {config.num_key_value_heads} key-value heads: "
-            "the number must divide"
+            f"{config.num_attention_heads} heads over {config.num_key_value_heads} key-value "
+            "heads: the number must divide"
         )
 
 

@@ -219,7 +219,7 @@ def mixed_rows(model, state, thread, rows, integer):
     for m in range(rows):
         blocks = state.positions[m] // attention.BLOCK + 1
         for h in range(model.heads):
-            out = mixed[m, h * size : (h + 1) * size]
+            out = at(mixed[m]) + 4 * h * size
             attention.combine(state.partial[m, h // group], blocks, h % group, size, out)
     if integer:
         round_rows(mixed, state, thread, rows, model.heads * size)

@@ -138,6 +138,8 @@ class Team:
 
     def run(self):
         """One step. A forked process has no threads but its own: they are started again."""
+        if self.closed.is_set():
+            raise RuntimeError("the engine was closed: make a new one")
         if self.process != os.getpid():
             self._start()
         self.announce(self.numbers)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from utils.quantization import codebook, rtn
+from utils.quantization import codebook, full_range, rtn
 from utils.quantization.codebook import CodebookTensor
 from utils.quantization.tensor import QuantizedTensor
 from utils.sparsity import semi_structured
@@ -62,15 +62,16 @@ def encode(weight, kind, group_size=None):
     """Float matrix [out, in] -> Weight of `kind`.
 
     group_size: numbers per scale; default -1 (a whole channel) for int8, 32 for int4, 64 for nf4
-    and fp4. Integers are symmetric round-to-nearest with fp16 scales. sparse24 keeps the two
-    largest of four by magnitude, unless the matrix has that pattern already.
+    and fp4. int8 is rounded to nearest, symmetric; int4 too, on all 16 levels (full_range).
+    sparse24 keeps the two largest of four by magnitude, unless the matrix has that pattern.
     ValueError: unknown kind, not a matrix, NaN or infinity.
     """
     _check(weight, kind)
     weight = weight.detach().float()
-    if kind in ("int8", "int4"):
-        size = group_size or (-1 if kind == "int8" else 32)
-        return wrap(rtn.quantize(weight, int(kind[3:]), size, symmetric=True))
+    if kind == "int8":
+        return wrap(rtn.quantize(weight, 8, group_size or -1, symmetric=True))
+    if kind == "int4":
+        return wrap(full_range.quantize(weight, 4, group_size or 32))
     if kind in codebook.TABLES:
         return wrap(codebook.quantize(weight, kind, group_size or 64))
     if kind in FLOAT8:

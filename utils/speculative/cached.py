@@ -11,6 +11,14 @@ import torch
 from transformers import DynamicCache
 
 
+def of(model):
+    """A model of transformers with a cache; what can `follow` already (an Engine) as it is."""
+    if not hasattr(model, "follow"):
+        return CachedModel(model)
+    model.reset()
+    return model
+
+
 class CachedModel:
     """`follow(ids, rows)` gives the logits of the last rows of any text, reusing what is cached."""
 

@@ -12,8 +12,7 @@ from functools import partial
 
 import torch
 
-from utils.speculative import sampling
-from utils.speculative.cached import CachedModel
+from utils.speculative import cached, sampling
 from utils.speculative.drafting import Draft
 from utils.speculative.stats import Stats
 
@@ -33,7 +32,7 @@ def generate(
 ):
     """Decode at most `max_new_tokens` with at most `k` drafted tokens per target forward.
 
-    target: causal LM of transformers. drafter: see drafting.Drafter; None: plain decoding.
+    target: causal LM of transformers, or an Engine. drafter: see drafting.Drafter; None: plain.
     input_ids: int64 [n] or [1, n], no padding. eos_token_id: id or ids that end the text (kept in
     the output); None: those of the target's generation config; (): none.
     generator: CPU torch.Generator (None: torch's own, which greedy decoding advances too).
@@ -44,7 +43,7 @@ def generate(
     _check(target, drafter, max_new_tokens, k)
     stop = _stop_ids(target, eos_token_id)
     warp = partial(sampling.warp, temperature=temperature, top_k=top_k, top_p=top_p)
-    dice, model, stats = sampling.as_dice(generator), CachedModel(target), Stats()
+    dice, model, stats = sampling.as_dice(generator), cached.of(target), Stats()
     end = len(ids) + max_new_tokens
     if drafter is not None:
         drafter.reset()

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from utils.speculative.cached import CachedModel
+from utils.speculative import cached
 
 
 @dataclass
@@ -73,12 +73,12 @@ class ModelDrafter:
     """A smaller causal language model with the target's tokenizer proposes, one token at a time."""
 
     def __init__(self, model):
-        self.cached = CachedModel(model)
+        self.model, self.cached = model, cached.of(model)
 
     @property
     def vocabulary(self):
         """Number of token ids that the draft model knows."""
-        return self.cached.model.config.vocab_size
+        return self.model.config.vocab_size
 
     def reset(self):
         """Forget the last text's keys and values."""
