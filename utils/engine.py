@@ -25,7 +25,7 @@ class Engine(Generator):
     weights: "fp32", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "nf4", "fp4", "sparse24",
     {matrix name: form or tensor}, or None for what the model holds (see kernels/select.py).
     group_size: numbers per scale where the form has a choice. max_tokens: longest text (prompt and
-    answer). batch: texts at a time. threads: default, all that this process may use.
+    answer). batch: texts at a time. threads: default, as many as torch uses (OMP_NUM_THREADS).
     max_rows: rows of one step; longer prompts are cut. backend: "numba", "triton", "torch".
     ValueError before any work for what the engine can't run.
     """
@@ -57,7 +57,7 @@ class Engine(Generator):
             stored,
             batch,
             max_tokens,
-            threads or device.threads,
+            threads or min(device.threads, torch.get_num_threads()),
             self.max_rows,
             device.torch,
         )

@@ -22,6 +22,8 @@ In a chapter:
     {verdict}`measured`   {verdict}`computed`   {verdict}`cited`   {verdict}`open`
         A badge that says how a claim was checked.
 
+Numbers, tables and figures from `records/*.json` come with it: see `course_records.py`.
+
 It does not execute anything and adds no script of its own.
 """
 
@@ -172,6 +174,7 @@ def _mentions_thebe(script):
 
 
 def setup(app):
+    app.setup_extension("course_records")
     app.add_directive("unit-links", UnitLinks)
     app.add_directive("notebook-figure", NotebookFigure)
     app.add_role("derived", derived_role)

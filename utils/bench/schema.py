@@ -28,6 +28,7 @@ def _exactly(optional=(), **properties):
 ROW = _exactly(
     tokens_per_second=SPREAD,
     bytes_per_token={"type": "integer", "minimum": 1},
+    megabytes_per_token=NUMBER,
     bits_per_weight=NUMBER,
     bandwidth_share=SPREAD,
     kl=NUMBER,

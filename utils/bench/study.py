@@ -147,6 +147,7 @@ def _rows(field, results):
         rows[name] = {
             "tokens_per_second": speed.spread(results[name]),
             "bytes_per_token": contender.bytes_per_token,
+            "megabytes_per_token": contender.bytes_per_token / 1e6,
             "bits_per_weight": contender.bits_per_weight,
             "bandwidth_share": speed.spread(shares),
         }

@@ -5,7 +5,7 @@ value there, and attends to everything before. So a prompt, one new token, sever
 and a batch of texts of different lengths are the same thing: rows.
 
 Each product is cut by outputs (a thread owns tiles of 16), attention by row, key-value head and
-block of 256 positions. Five barriers a layer separate what one thread writes from what others read.
+block of 256 positions. Six barriers a layer separate what one thread writes from what others read.
 Norms and the rounding of activations are cheap and are done by every thread for itself.
 """
 
