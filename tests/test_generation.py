@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from utils import models
+from utils.engine import Engine
 from utils.generation import Sampling, penalized, prompts
 from utils.speculative import decode, drafting, theory
 from utils.speculative.lookup import COSTS, PRIOR, Adaptive, Index
@@ -319,3 +320,20 @@ def test_all_models_draft_alike():
         made = engine(MODELS[name](), "int8")
         plain = made.generate(LOOPING, 40, eos_token_id=()).tokens
         assert made.generate(LOOPING, 40, eos_token_id=(), drafter="lookup").tokens == plain
+
+
+def test_only_one_stream_at_a_time():
+    """Two streams would overwrite each other's cache: the older one says so."""
+    engine = Engine(models.tiny(), max_tokens=64)
+    old = engine.stream([5, 6, 7], 8, eos_token_id=())
+    next(old)
+    new = engine.stream([8, 9], 8, eos_token_id=())
+    next(new)
+    with pytest.raises(RuntimeError, match="one stream at a time"):
+        next(old)
+    alone = engine.generate([8, 9], 8, eos_token_id=()).tokens[0]
+    assert len(alone) == 8
+
+
+def test_default_length_is_what_the_model_is_made_for():
+    assert Engine(models.tiny(max_position_embeddings=96)).max_tokens == 96

@@ -18,14 +18,17 @@ from utils.device import detect, one_torch_thread
 from utils.generation import Generator
 from utils.kernels import backends, select, spec
 
+LONGEST = 2048
+
 
 class Engine(Generator):
     """model: a Llama, Qwen2 or Mistral of transformers; it is read, never kept.
 
     weights: "fp32", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "nf4", "fp4", "sparse24",
     {matrix name: form or tensor}, or None for what the model holds (see kernels/select.py).
-    group_size: numbers per scale where the form has a choice. max_tokens: longest text (prompt and
-    answer). batch: texts at a time. threads: default, as many as torch uses (OMP_NUM_THREADS).
+    group_size: numbers per scale where the form has a choice. max_tokens: longest text, prompt and
+    answer (default: 2048, or what the model is made for if that is less). batch: texts at a time.
+    threads: default, as many as torch uses (OMP_NUM_THREADS).
     max_rows: rows of one step; longer prompts are cut. backend: "numba", "triton", "torch".
     ValueError before any work for what the engine can't run.
     """
@@ -35,7 +38,7 @@ class Engine(Generator):
         model,
         weights="fp32",
         group_size=None,
-        max_tokens=2048,
+        max_tokens=None,
         batch=1,
         threads=None,
         max_rows=64,
@@ -46,6 +49,8 @@ class Engine(Generator):
             raise ValueError(f"batch={batch}, max_rows={max_rows}, threads={threads}: need >= 1")
         device = device or detect()
         self.config, self.generation_config = model.config, model.generation_config
+        longest = min(LONGEST, getattr(model.config, "max_position_embeddings", LONGEST))
+        max_tokens = longest if max_tokens is None else max_tokens
         self.spec = spec.read(model, max_tokens)
         self.max_tokens, self.batch, self.max_rows = max_tokens, batch, max(max_rows, batch)
         self.backend_name = backend or backends.choose(device)
@@ -86,7 +91,8 @@ class Engine(Generator):
         return self.nbytes + 8 * s.layers * s.kv_heads * s.head_dim * context
 
     def reset(self):
-        """Forget all texts."""
+        """Forget all texts. A stream that was not read to its end is over."""
+        self.turn = object()
         self.texts = [[] for _ in range(self.batch)]
 
     def length(self, slot=0):
@@ -99,8 +105,11 @@ class Engine(Generator):
             raise ValueError(f"crop to {length}: slot {slot} holds {self.length(slot)} tokens")
         del self.texts[slot][length:]
 
-    def step(self, ids, slot=0, rows=None):
-        """Append `ids` to a slot; logits fp32 [rows, V] of the last `rows` (default: all)."""
+    def step(self, ids, slot=0, rows=None, keep=True):
+        """Append `ids` to a slot; logits fp32 [rows, V] of the last `rows` (default: all).
+
+        keep=False: where one step suffices the logits aren't copied; the next step overwrites them.
+        """
         ids = self._checked(ids, slot)
         rows = len(ids) if rows is None else rows
         if not 0 < rows <= len(ids):
@@ -112,7 +121,8 @@ class Engine(Generator):
             wanted = range(min(first_wanted, len(chunk)), len(chunk))
             logits = self._run(chunk, [slot] * len(chunk), wanted)
             if len(wanted):
-                parts.append(_kept(logits))
+                alone = start == 0 and len(chunk) == len(ids)
+                parts.append(_kept(logits) if keep or not alone else logits)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def decode(self, ids, slots=None):

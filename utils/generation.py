@@ -14,6 +14,7 @@ import torch
 
 from utils.device import one_torch_thread
 from utils.speculative import sampling
+from utils.speculative.decode import stop_ids, until_stop
 from utils.speculative.drafting import Draft
 from utils.speculative.lookup import Adaptive, Index
 from utils.speculative.stats import Stats
@@ -93,7 +94,7 @@ class Generator:
         """
         texts = prompts(input_ids, attention_mask)
         how = Sampling(temperature, top_k, top_p, repetition_penalty)
-        stop = self._stop_ids(eos_token_id)
+        stop = stop_ids(self, eos_token_id)
         self._check(texts, max_new_tokens)
         self._check_drafter(drafter, k)
         if len(texts) == 1:
@@ -106,7 +107,7 @@ class Generator:
         """Iterator over the new ids of one text, each as soon as it is known."""
         (text,) = prompts(input_ids)
         self._check([text], max_new_tokens)
-        stop, dice = self._stop_ids(eos_token_id), sampling.as_dice(generator)
+        stop, dice = stop_ids(self, eos_token_id), sampling.as_dice(generator)
         return self._tokens(text, max_new_tokens, Sampling(**how), dice, stop, Stats())
 
     def _one(self, text, count, how, generator, stop, drafter, k, on_token):
@@ -129,8 +130,8 @@ class Generator:
     def _tokens(self, text, count, how, dice, stop, stats):
         """Plain decoding: one token for each step."""
         self.reset()
-        logits = self.step(text, rows=1)[0]
-        ids = list(text)
+        turn, ids = self.turn, list(text)
+        logits = self.step(text, rows=1, keep=False)[0]
         for i in range(count):
             token = how.draw(logits, ids, dice)
             ids.append(token)
@@ -138,6 +139,8 @@ class Generator:
             yield token
             if token in stop or i == count - 1:
                 return
+            if self.turn is not turn:
+                raise RuntimeError("the engine began another text: read one stream at a time")
             logits = self._run([token], [0], [0])[0]
 
     def _drafted(self, text, count, how, dice, stop, stats, drafts):
@@ -150,7 +153,7 @@ class Generator:
             draft = drafts.propose(ids, min(end - len(ids) - 1, self.max_rows - 1))
             logits = self._verify(pending, draft.tokens)
             tokens, accepted = accept(logits, ids, draft, how, dice)
-            tokens = until(tokens, stop)
+            tokens = until_stop(tokens, stop)
             stats.record(len(draft.tokens), accepted, len(tokens))
             drafts.learn(draft, accepted, tokens)
             ids += tokens
@@ -205,13 +208,6 @@ class Generator:
                 f"the draft model has {known} token ids, the target {self.spec.vocabulary}: "
                 "drafts must use the target's tokenizer"
             )
-
-    def _stop_ids(self, eos_token_id):
-        if eos_token_id is None:
-            eos_token_id = self.generation_config.eos_token_id
-        if eos_token_id is None:
-            return frozenset()
-        return frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)
 
 
 class LookupDrafts:
@@ -276,12 +272,6 @@ def accept(logits, ids, draft, how, dice):
         drafted = torch.tensor(draft.tokens, dtype=torch.int64)
         tokens, accepted = sampling.verify(p, draft.q_draft(p.shape[-1]), drafted, dice)
     return tokens.tolist(), accepted
-
-
-def until(tokens, stop):
-    """The tokens up to and including the first stop token."""
-    ends = (i + 1 for i, token in enumerate(tokens) if token in stop)
-    return tokens[: next(ends, len(tokens))]
 
 
 def prompts(input_ids, attention_mask=None):

@@ -79,7 +79,7 @@ def verify_time(engine, rows, context=128, repeats=5):
         samples = []
         for _ in range(repeats):
             start = time.perf_counter()
-            engine.step(list(range(5, 5 + rows)))
+            engine.step(list(range(5, 5 + rows)), keep=False)
             samples.append(time.perf_counter() - start)
             engine.crop(context)
         return statistics.median(samples)
@@ -99,7 +99,7 @@ def engine_at(engine, text, repeats=5):
             samples = []
             for _ in range(repeats):
                 start = time.perf_counter()
-                engine.step([text[length]])
+                engine.step([text[length]], keep=False)
                 samples.append(time.perf_counter() - start)
                 engine.crop(length)
             return statistics.median(samples)

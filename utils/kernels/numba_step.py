@@ -4,6 +4,8 @@
 But: no checks of lengths and ids; the engine does them once for all back ends.
 """
 
+import ctypes
+import sys
 from functools import cache as once
 
 import numpy as np
@@ -91,6 +93,7 @@ class NumbaStep:
         arena, packed = layout.Arena(8 * numbers), {}
         for name, weight in weights:
             packed[name] = layout.pack(weight).move(arena)
+        _return_free_memory()
         return packed
 
     def _model(self):
@@ -176,3 +179,11 @@ def _fill(matrix):
 
 def _vector(tensor):
     return _fill(tensor.numpy())
+
+
+def _return_free_memory():
+    """Give the system back what packing used in passing; glibc would keep it."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -22,7 +22,7 @@ from utils.kernels.team import barrier, next_epoch
 # Columns of the tables of matrices
 KERNEL, WEIGHTS, SCALES, ZEROS, INPUTS, GROUP, SCALE_BYTES, TILES, INTEGER, BIAS = range(10)
 COLUMNS = 10
-Q, K, V, O, GATE, UP, DOWN = range(7)
+Q, K, V, O, GATE, UP, DOWN = range(7)  # noqa: E741 - the names of the field
 ROWS, WANTED = range(2)
 
 

@@ -41,7 +41,7 @@ def generate(
     """
     ids = _prompt(input_ids)
     _check(target, drafter, max_new_tokens, k)
-    stop = _stop_ids(target, eos_token_id)
+    stop = stop_ids(target, eos_token_id)
     warp = partial(sampling.warp, temperature=temperature, top_k=top_k, top_p=top_p)
     dice, model, stats = sampling.as_dice(generator), cached.of(target), Stats()
     end = len(ids) + max_new_tokens
@@ -53,13 +53,13 @@ def generate(
         p = warp(model.follow(ids + draft.tokens, rows=len(draft.tokens) + 1))
         q, drafted = draft.q_draft(p.shape[-1]), torch.tensor(draft.tokens, dtype=torch.int64)
         tokens, accepted = verify(p, q, drafted, dice)
-        tokens = _until_stop(tokens.tolist(), stop)
+        tokens = until_stop(tokens.tolist(), stop)
         stats.record(len(draft.tokens), accepted, len(tokens))
         ids = ids + tokens
     return torch.tensor(ids[end - max_new_tokens :]), stats
 
 
-def _until_stop(tokens, stop):
+def until_stop(tokens, stop):
     """The tokens up to and including the first stop token."""
     ends = (i + 1 for i, token in enumerate(tokens) if token in stop)
     return tokens[: next(ends, len(tokens))]
@@ -90,7 +90,7 @@ def _check(target, drafter, max_new_tokens, k):
         )
 
 
-def _stop_ids(target, eos_token_id):
+def stop_ids(target, eos_token_id):
     """The set of ids that end the text."""
     if eos_token_id is None:
         eos_token_id = target.generation_config.eos_token_id
