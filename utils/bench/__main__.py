@@ -10,10 +10,10 @@ import argparse
 import sys
 
 from utils import ledger, models
-from utils.bench import study
+from utils.bench import protocol
 from utils.device import detect
 
-QUICK = study.Plan(rounds=2, new_tokens=16, prompts=1, contexts=(64,), tokens=512)
+QUICK = protocol.Plan(rounds=2, new_tokens=16, prompts=1, contexts=(64,), tokens=512)
 
 
 def main(arguments=None):
@@ -24,12 +24,13 @@ def main(arguments=None):
     device = detect()
     if device.kind != "cpu":
         print(f"the bench compares engines on the CPU; this machine's {device.kind} stays idle")
-    record = study.run(models.load(device=detect("cpu")), QUICK if quick else study.Plan(), say)
-    target = ledger.ROOT / "_build" / "evidence" / "bench.json" if quick else study.RECORD
-    study.write(record, target)
+    plan = QUICK if quick else protocol.Plan()
+    record = protocol.run(models.load(device=detect("cpu")), plan, say)
+    target = ledger.ROOT / "_build" / "evidence" / "bench.json" if quick else protocol.RECORD
+    protocol.write(record, target)
     print(f"\nwritten: {target.relative_to(ledger.ROOT)}")
     for name, ratio in record["ratios"].items():
-        print(f"{name:40s} {study.shown(ratio)}")
+        print(f"{name:40s} {protocol.shown(ratio)}")
     return 0
 
 
