@@ -27,6 +27,7 @@ def spread(median):
 def row(speed, size, kl=0.0):
     return {
         "tokens_per_second": spread(speed), "bytes_per_token": size, "bits_per_weight": 8.0,
+        "megabytes_per_token": size / 1e6,
         "bandwidth_share": spread(speed * size / 20e9), "kl": kl, "kl_se": kl / 10, "flips": 0.25,
     }  # fmt: skip
 

@@ -73,7 +73,9 @@ def test_setup_and_pyproject_agree_on_python():
 
 def test_what_utils_imports_is_declared():
     names = {"yaml": "pyyaml", "cycler": "matplotlib"}  # a part of matplotlib
-    declared = {canonicalize_name(r.name) for r in _ranges()}
+    names["llama_cpp"] = "llama-cpp-python"
+    optional = [Requirement(line) for line in _project()["optional-dependencies"]["bench"]]
+    declared = {canonicalize_name(r.name) for r in [*_ranges(), *optional]}
     for path in (ROOT / "utils").rglob("*.py"):
         if "course" in path.relative_to(ROOT).parts:
             continue  # the course's own machinery runs in .venv alone
