@@ -1,5 +1,7 @@
 """The runner of `make test` counts what ran, names what did not, and fails if anything failed."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from utils.course import suite
@@ -58,3 +60,22 @@ def test_every_kind_of_test_has_a_stage():
     for wanted in ("ruff check", "notebooks check", "--nbval-lax", "site html", "-m browser"):
         assert any(wanted in c for c in commands), wanted
     assert [s.name for s in suite.STAGES if s.quick] == ["style", "structure", "quick tests"]
+
+
+@pytest.mark.parametrize("message, runs", [(suite.NO_KERNEL, 2), ("AssertionError", 1)])
+def test_a_kernel_that_missed_its_start_gets_one_more_chance(monkeypatch, tmp_path, message, runs):
+    """Only that: any other failure stands."""
+    monkeypatch.setattr(suite, "REPORTS", tmp_path)
+    seen = []
+
+    def run(command):
+        seen.append(command)
+        body = f'<testcase name="a"><error message="{message}"/></testcase>'
+        (tmp_path / "notebooks-0.xml").write_text(f"<testsuite>{body}</testsuite>")
+        return SimpleNamespace(returncode=1)
+
+    monkeypatch.setattr(suite, "_run", run)
+    stage = suite.Stage("notebooks", (["-m", "pytest", "x"],))
+    result = suite.run_stage(stage, say=lambda *_, **__: None)
+    assert len(seen) == runs
+    assert result.failed == 1 and result.failed_commands

@@ -23,6 +23,7 @@ from utils.course.notebook_run import CELL_TIMEOUT_S
 
 REPORTS = ROOT / "_build" / "tests"
 PYTEST = ["-m", "pytest", "-q", "-n", "2", "--dist", "loadscope"]
+NO_KERNEL = "Kernel died before replying to kernel_info"  # said by jupyter_client
 NBVAL = ["--nbval-lax", "--nbval-current-env", f"--nbval-cell-timeout={CELL_TIMEOUT_S}"]
 
 
@@ -83,13 +84,25 @@ def run_stage(stage, say=print):
         report.unlink(missing_ok=True)
         is_pytest = command[:2] == ["-m", "pytest"]
         extra = [f"--junitxml={report}"] if is_pytest else []
-        done = subprocess.run([sys.executable, *command, *extra], cwd=ROOT, env=environment())
+        done = _run([*command, *extra])
+        if done.returncode and _kernel_missed_its_start(report):
+            say("\na notebook's kernel died while it started: the stage runs once more", flush=True)
+            done = _run([*command, *extra])
         nothing_selected = is_pytest and done.returncode == 5
         if done.returncode and not nothing_selected:
             result.failed_commands.append("python " + " ".join(command))
         _count(result, report, ok=done.returncode == 0)
     result.seconds = time.monotonic() - started
     return result
+
+
+def _run(command):
+    return subprocess.run([sys.executable, *command], cwd=ROOT, env=environment())
+
+
+def _kernel_missed_its_start(report):
+    """True if a kernel died before its first cell: two that start at once can want one port."""
+    return report.exists() and NO_KERNEL in report.read_text(encoding="utf-8")
 
 
 def _count(result, report, ok):
