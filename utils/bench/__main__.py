@@ -1,4 +1,4 @@
-"""`make bench`: measure, and write records/bench.json. About half an hour on two idle cores.
+"""`make bench`: measure, and write records/bench.json. A quarter of an hour on two idle cores.
 
     python -m utils.bench              everything
     python -m utils.bench --quick      few rounds and prompts, written under _build: a trial

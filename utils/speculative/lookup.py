@@ -9,14 +9,15 @@ with the most tokens per time:
 
     (1 + a + a^2 + ... + a^k) / cost[k]        cost[k]: time of a step of k + 1 rows, cost[0] = 1
 
-k = 0 (no draft) is one of the choices. An estimate that forbids drafting rises slowly, so that a
-text that begins to repeat itself is noticed.
+k = 0 (no draft) is one of the choices. An estimate that forbids drafting rises with
+each silent turn, so that a text that begins to repeat itself is noticed.
 
-Saxena 2023 for the lookup; the rule is Leviathan et al. 2023, section 3.3, with measured costs.
+Saxena 2023 for the lookup; the rule is Leviathan et al. 2023, section 3.3, with estimated costs.
 """
 
 # Time of a step of 1, 2, ... 32 rows relative to one row, int8 on two cores: reading the weights
-# bounds the first four rows, arithmetic the others (records/bench.json has the measurement).
+# bounds the first four rows, arithmetic the others. Fitted to quiet moments of one machine;
+# the rule needs the order of magnitude (records/bench.json has a measurement with its spread).
 COSTS = tuple(1 + 0.07 * (min(m, 4) - 1) + 0.16 * max(0, m - 4) for m in range(1, 33))
 PRIOR = {1: 0.3, 2: 0.6, 3: 0.8}  # chance of acceptance before anything was seen
 FORGET = 0.7  # weight of the old estimate when a draft was examined
