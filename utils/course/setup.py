@@ -165,7 +165,7 @@ def main(environ=os.environ):
         check_python()
         if compiler_note():
             print(compiler_note())
-        print("Setting up .venv: 2 to 10 minutes, 2.1 GB (about 7 GB with the CUDA build of torch)")
+        print("Setting up .venv: 2 to 10 minutes, 3.3 GB (about 7 GB with the CUDA build of torch)")
         make_venv()
         install(pip_arguments(environ.get("TORCH_INDEX", "")), venv_python())
     except SetupError as problem:
