@@ -17,6 +17,7 @@ import torch
 from utils.device import detect, one_torch_thread
 from utils.generation import Generator
 from utils.kernels import backends, select, spec
+from utils.speculative.cached import common_prefix
 
 LONGEST = 2048
 
@@ -142,12 +143,9 @@ class Engine(Generator):
         The same contract as speculative.cached.CachedModel, so that an Engine can be the target
         or the draft model of speculative.decode.generate.
         """
-        held = self.texts[0]
-        same = next((i for i, (a, b) in enumerate(zip(held, ids, strict=False)) if a != b), None)
-        same = min(len(held), len(ids)) if same is None else same
         if not 0 < rows <= len(ids):
             raise ValueError(f"rows={rows}: between 1 and the {len(ids)} tokens of the text")
-        keep = min(same, len(ids) - rows)
+        keep = min(common_prefix(self.texts[0], ids), len(ids) - rows)
         self._checked(ids[keep:], 0, held=keep)
         self.crop(keep)
         return self.step(ids[self.length() :], rows=rows)

@@ -57,7 +57,7 @@ class CachedModel:
         Crops the cache to the common prefix with `ids`, then feeds what is missing (at least
         `rows` tokens, because logits are not cached).
         """
-        self.crop(min(_common_prefix(self.ids, ids), len(ids) - rows))
+        self.crop(min(common_prefix(self.ids, ids), len(ids) - rows))
         new = torch.tensor([ids[self.length :]], device=self.model.device)
         held = {self.keyword: self.cache, "use_cache": True}
         output = self.model(new, logits_to_keep=rows, **held)
@@ -71,7 +71,7 @@ def cache_keyword(model):
     return "cache" if "cache" in known else "past_key_values"
 
 
-def _common_prefix(a, b):
+def common_prefix(a, b):
     """How many leading items two lists share."""
     pairs = enumerate(zip(a, b))  # noqa: B905 - the shorter one ends the comparison
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
