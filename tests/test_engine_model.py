@@ -91,8 +91,8 @@ model = models.load().model
 sum(float(p.sum()) for p in model.parameters())  # every page of the model is in memory
 gc.collect()
 before = figure("VmRSS")
-made = Engine(model, {form!r}, max_tokens=512, threads=1)
 open("/proc/self/clear_refs", "w").write("5")  # the peak starts here
+made = Engine(model, {form!r}, max_tokens=512, threads=1)
 made.step([i % 1000 for i in range(512)], rows=1)
 made.generate([i % 1000 for i in range(100)], 100, eos_token_id=(), drafter="lookup")
 print((figure("VmHWM") - before) / (made.nbytes + made.cache_nbytes))
@@ -100,8 +100,8 @@ print((figure("VmHWM") - before) / (made.nbytes + made.cache_nbytes))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="needs /proc")
-@pytest.mark.parametrize("form", ["fp32", "int8", "int4"])
-def test_an_engine_takes_little_more_than_weights_and_cache(form):
+@pytest.mark.parametrize("form", ["fp32", "int8", "int4", "sparse24"])
+def test_making_and_running_an_engine_takes_little_more_than_weights_and_cache(form):
     assert float(run(MEMORY.format(form=form)).split()[-1]) <= 1.15
 
 

@@ -8,15 +8,19 @@
     scales    [tile][group][16]                      zeros [tile][group][16], int8
 
 Outputs are filled up to a multiple of 16 and inputs to a multiple of `Packed.step` with zeros.
-`unpack` goes back to the dense matrix, from the packed bytes alone.
+`rows` goes back to the dense matrix, from the packed bytes alone.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
+from utils.kernels.weights import rows as rows_of
+from utils.kernels.weights import slabs_of
+
 LANES = 16
+PARTS = ("weights", "scales", "zeros")
 
 
 @dataclass
@@ -31,15 +35,14 @@ class Packed:
     scales: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
     zeros: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int8))
 
-    def move(self, arena):
-        """The same, with its parts in `arena`."""
-        for name in ("weights", "scales", "zeros"):
-            setattr(self, name, arena.keep(getattr(self, name)))
-        return self
-
     @property
     def tiles(self):
         return -(-self.outputs // LANES)
+
+    def tile_size(self, part):
+        """Numbers of a part in each tile; 0 for a table that all tiles share."""
+        shared = part == "zeros" and self.kind in ("nf4", "fp4")
+        return 0 if shared else getattr(self, part).size // self.tiles
 
     @property
     def nbytes(self):
@@ -59,15 +62,14 @@ class Arena:
         self.memory = np.empty(size + 64, np.uint8)
         self.used = -self.memory.ctypes.data % 64
 
-    def keep(self, array):
-        """A copy of the array inside the arena. MemoryError when it is full."""
-        start, end = self.used, self.used + array.nbytes
+    def room(self, count, dtype):
+        """An array [count], not yet filled. MemoryError when the arena is full."""
+        start = self.used
+        end = start + count * np.dtype(dtype).itemsize
         if end > len(self.memory):
             raise MemoryError(f"the arena of {len(self.memory)} bytes is full")
         self.used = end + -end % 64
-        copy = self.memory[start:end].view(array.dtype)
-        copy[:] = array
-        return copy
+        return self.memory[start:end].view(dtype)
 
 
 STEP = {
@@ -76,8 +78,29 @@ STEP = {
 }  # fmt: skip
 
 
-def pack(weight):
-    """Weight -> Packed."""
+def pack(weight, room=np.empty):
+    """Weight -> Packed, a slab of rows at a time. room(count, dtype): where its parts are laid."""
+    whole = None
+    for start, end in slabs_of(weight.shape):
+        slab = _pack(rows_of(weight, start, end))
+        whole = whole or _with_room(slab, weight.shape[0], room)
+        for name in PARTS:
+            part, target = getattr(slab, name), getattr(whole, name)
+            at = start // LANES * slab.tile_size(name)
+            target[at : at + part.size] = part
+    return whole
+
+
+def _with_room(slab, outputs, room):
+    """A Packed like `slab`, its first slab, with room for all outputs."""
+    whole = replace(slab, outputs=outputs)
+    for name in PARTS:
+        size = slab.tile_size(name) * whole.tiles or getattr(slab, name).size
+        setattr(whole, name, room(size, getattr(slab, name).dtype))
+    return whole
+
+
+def _pack(weight):
     kind = weight.kind
     if kind in ("int8", "int4"):
         return _integers(weight)

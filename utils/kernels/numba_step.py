@@ -92,7 +92,7 @@ class NumbaStep:
         numbers = sum(_up(out, 16) * _up(into) for out, into in self.spec.matrices().values())
         arena, packed = layout.Arena(8 * numbers), {}
         for name, weight in weights:
-            packed[name] = layout.pack(weight).move(arena)
+            packed[name] = layout.pack(weight, arena.room)
         _return_free_memory()
         return packed
 

@@ -6,14 +6,16 @@
     nf4  fp4                       CodebookTensor
     sparse24                       Compressed fp32: two of four values and where they stood
 
-`encode` makes any of them from a float matrix; `wrap` takes what other code has made. Each form
-knows its `kind`, `shape`, `nbytes` and how to `dequantize`: that is the naive twin of all kernels,
-on whatever back end. The order of bytes is the plain one; a back end makes its own layout.
+`encode` makes any of them from a float matrix, a slab of rows at a time: scales run along a row, so
+rows are independent, and what rounding needs in passing stays small. `wrap` takes what other code
+has made. Each form knows its `kind`, `shape`, `nbytes` and how to `dequantize`: that is the naive
+twin of all kernels, on whatever back end. The order of bytes is the plain one; a back end makes its
+own layout.
 
 But: nothing is multiplied here, and there is no calibration.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,6 +25,7 @@ from utils.quantization.tensor import QuantizedTensor
 from utils.sparsity import semi_structured
 
 KINDS = ("fp32", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "nf4", "fp4", "sparse24")
+SLAB = 2**18  # numbers that are encoded or packed at a time
 FLOAT8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
@@ -67,6 +70,16 @@ def encode(weight, kind, group_size=None):
     ValueError: unknown kind, not a matrix, NaN or infinity.
     """
     _check(weight, kind)
+    slabs = (weight[start:end] for start, end in slabs_of(weight.shape))
+    if kind == "fp32":  # stays where it is
+        for slab in slabs:
+            _check_finite(slab)
+        return Weight(kind, tuple(weight.shape), {"values": weight.detach().float().contiguous()})
+    return stack([_encode(slab, kind, group_size) for slab in slabs])
+
+
+def _encode(weight, kind, group_size):
+    _check_finite(weight)
     weight = weight.detach().float()
     if kind == "int8":
         return wrap(rtn.quantize(weight, 8, group_size or -1, symmetric=True))
@@ -81,8 +94,32 @@ def encode(weight, kind, group_size=None):
         if not semi_structured.is_semi_structured(weight):
             kept = weight * semi_structured.mask(weight)
         return wrap(semi_structured.compress(kept))
-    values = weight.to(torch.bfloat16 if kind == "bf16" else torch.float32).contiguous()
-    return Weight(kind, tuple(weight.shape), {"values": values})
+    return Weight(kind, tuple(weight.shape), {"values": weight.to(torch.bfloat16).contiguous()})
+
+
+def slabs_of(shape):
+    """(start, end) of slabs of rows: 16 n rows each, SLAB numbers or a little less."""
+    step = max(1, SLAB // (16 * max(shape[1], 1))) * 16
+    return [(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]
+
+
+def rows(weight, start, end):
+    """Rows start … end - 1 of a Weight as a Weight; start is 16 n."""
+    if weight.source is not None:
+        return wrap(weight.source.rows(start, end))
+    parts = {name: part[start:end] for name, part in weight.parts.items()}
+    return replace(weight, shape=(end - start, weight.shape[1]), parts=parts)
+
+
+def stack(weights):
+    """Undo `rows`: Weights of one kind below each other."""
+    first = weights[0]
+    if len(weights) == 1:
+        return first
+    if first.source is not None:
+        return wrap(type(first.source).stack([weight.source for weight in weights]))
+    parts = {name: torch.cat([weight.parts[name] for weight in weights]) for name in first.parts}
+    return replace(first, shape=(sum(w.shape[0] for w in weights), first.shape[1]), parts=parts)
 
 
 def wrap(stored):
@@ -135,7 +172,8 @@ def _check(weight, kind):
         raise ValueError(f"weights={kind!r}: the engine reads {', '.join(KINDS)}")
     if weight.dim() != 2:
         raise ValueError(f"a weight must be a matrix [out, in], not {tuple(weight.shape)}")
-    _check_finite(weight)
+    if 0 in weight.shape:
+        raise ValueError(f"a weight of shape {tuple(weight.shape)} holds nothing")
 
 
 def _check_finite(numbers):

@@ -10,11 +10,11 @@ group of a row, where bitsandbytes cuts the flattened tensor into blocks.
 Source: Dettmers et al. 2023 (arXiv:2305.14314), appendix E; OCP Microscaling formats 1.0.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from utils.quantization.packing import pack, unpack
+from utils.quantization.packing import pack, row_bytes, unpack
 
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
@@ -47,6 +47,25 @@ class CodebookTensor:
         """fp32 [out, in]."""
         scale = self.scale.repeat_interleave(self.group_size, dim=1)[:, : self.shape[1]]
         return self.table[self.codes.long()] * scale
+
+    def rows(self, start, end):
+        """Rows start … end - 1 as a tensor of their own; nothing is copied."""
+        return replace(
+            self,
+            packed=row_bytes(self.packed, 4 * self.shape[1], start, end),
+            scale=self.scale[start:end],
+            shape=(end - start, self.shape[1]),
+        )
+
+    @classmethod
+    def stack(cls, parts):
+        """Undo `rows`: the parts below each other."""
+        return replace(
+            parts[0],
+            packed=torch.cat([part.packed for part in parts]),
+            scale=torch.cat([part.scale for part in parts]),
+            shape=(sum(part.shape[0] for part in parts), parts[0].shape[1]),
+        )
 
     @property
     def nbytes(self):

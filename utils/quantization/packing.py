@@ -58,6 +58,13 @@ def unpack(packed, bits, count, signed=False):
     return _sign_extend(codes, bits) if signed else codes
 
 
+def row_bytes(packed, bits, start, end):
+    """The bytes of rows start … end - 1, of `bits` bits each. ValueError inside a byte."""
+    if start * bits % 8:
+        raise ValueError(f"row {start} starts inside a byte: cut at a multiple of 8 rows")
+    return packed[start * bits // 8 : packed_bytes(end * bits, 1)]
+
+
 def pack_naive(codes, bits):
     """The same as `pack`, bit by bit: the twin that the tests compare with."""
     text = "".join(format(int(c) & (2**bits - 1), f"0{bits}b")[::-1] for c in codes.reshape(-1))

@@ -10,13 +10,13 @@ But: it does not choose codes (see rtn.py), and it does not multiply (see linear
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 
 from utils.quantization import storage
-from utils.quantization.packing import pack, unpack
+from utils.quantization.packing import pack, row_bytes, unpack
 from utils.quantization.size import PER_TENSOR, grid_shape
 
 
@@ -103,6 +103,29 @@ class QuantizedTensor:
         """The stored tensors by name, as they go into a file."""
         named = {"packed": self.packed, "scale": self.scale, "packed_zero": self.packed_zero}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def rows(self, start, end):
+        """Rows start … end - 1, with scales per row or group, as a tensor of their own.
+
+        ValueError where `start` lies inside a byte: take a multiple of 8. Nothing is copied.
+        """
+        columns, groups = self.shape[1], self.scale.shape[1]
+        zero = self.packed_zero
+        return replace(
+            self,
+            packed=row_bytes(self.packed, columns * self.bits, start, end),
+            scale=self.scale[start:end],
+            packed_zero=None if zero is None else row_bytes(zero, groups * self.bits, start, end),
+            shape=(end - start, columns),
+        )
+
+    @classmethod
+    def stack(cls, parts):
+        """Undo `rows`: the parts below each other. All but the last have 8 n rows."""
+        named = [part.tensors() for part in parts]
+        joined = {name: torch.cat([one[name] for one in named]) for name in named[0]}
+        shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        return replace(parts[0], **joined, shape=shape)
 
     def to(self, device):
         """The same tensor on another device."""
