@@ -67,8 +67,9 @@ def test_a_step_is_timed_at_the_place_it_says_and_leaves_it():
     machine = Engine(models.tiny(), max_tokens=64)
     assert speed.verify_time(machine, rows=4, context=20)() > 0
     assert machine.length() == 20
-    assert speed.engine_at(machine, list(range(5, 60)))(32)() > 0
-    assert machine.length() == 32
+    made = Engine(models.tiny(), max_tokens=64, batch=2)
+    assert speed.engine_after(made, list(range(5, 37)), slot=1)() > 0
+    assert (made.length(0), made.length(1)) == (0, 32)
 
 
 def test_contenders_say_the_same_tokens_and_count_their_bytes():

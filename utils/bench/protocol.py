@@ -58,7 +58,7 @@ def run(loaded, plan, say=lambda text: None):
     """The whole study; returns the record (a dict, see schema.py)."""
     model, tokenizer = loaded.model, loaded.tokenizer
     field, reasons = _contenders(model, tokenizer, say)
-    record = {"protocol": _protocol(plan, loaded), "peers": _peers(reasons)} | _machine()
+    record = {"protocol": _protocol(plan, loaded), "peers": _peers(reasons)} | machine()
     results = _decode(field, _chat(tokenizer, QUESTION), plan, say)
     record["bandwidth_gb_s"] = speed.spread([b / 1e9 for b in results["bandwidth"]])
     record["decode"] = _rows(field, results)
@@ -75,9 +75,9 @@ def run(loaded, plan, say=lambda text: None):
     return record
 
 
-def write(record, path):
+def write(record, path, schema=SCHEMA):
     """Check the record and write it under a temporary name, then rename."""
-    jsonschema.validate(record, SCHEMA)
+    jsonschema.validate(record, schema)
     with cache.write_atomically(path) as scratch:
         scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
@@ -104,7 +104,8 @@ def _contenders(model, tokenizer, say):
     return found | {BASELINE: contenders.transformers(model)}, reasons
 
 
-def _machine():
+def machine():
+    """When, where and with which packages something was measured, for a record."""
     device = detect("cpu")
     about = {"kind": device.kind, "name": device.name, "threads": device.threads}
     about["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
@@ -189,22 +190,23 @@ def _verify(model, plan, ratios, say):
 
 
 def _context(model, tokenizer, plan, reasons, say):
-    """{name: {tokens held: ms of a step}}."""
+    """{name: {tokens held: ms of a step}}: all lengths and engines in one interleaved run."""
     longest = max(plan.contexts) + 64
     sample = corpus.sample(tokenizer, "evaluation", longest, context=512).ids
-    text = sample.flatten()[:longest].tolist()
-    machines = {f"engine {k}": Engine(model, k, max_tokens=longest) for k in ("fp32", "int8")}
-    steppers = {name: speed.engine_at(e, text) for name, e in machines.items()}
-    if "llama.cpp" not in reasons:
-        peer = contenders.llama_peer(model, tokenizer, "Q8_0", detect("cpu").threads, longest)
-        steppers["llama.cpp Q8_0"] = speed.llama_at(peer, text)
-    found = {name: {} for name in steppers}
-    for length in plan.contexts:
-        say(f"context of {length}")
-        functions = {name: at(length) for name, at in steppers.items()}
-        results = speed.rounds(functions, max(2, plan.rounds // 2))
-        for name, values in results.items():
-            found[name][str(length)] = speed.spread([1e3 * s for s in values])
+    text, functions = sample.flatten()[:longest].tolist(), {}
+    slots = {"max_tokens": longest, "batch": len(plan.contexts)}
+    engines = {f"engine {kind}": Engine(model, kind, **slots) for kind in ("fp32", "int8")}
+    for slot, length in enumerate(plan.contexts):
+        say(f"reading {length} tokens")
+        for name, engine in engines.items():
+            functions[name, length] = speed.engine_after(engine, text[:length], slot)
+        if "llama.cpp" not in reasons:
+            peer = contenders.llama_peer(model, tokenizer, "Q8_0", detect("cpu").threads, longest)
+            functions["llama.cpp Q8_0", length] = speed.llama_after(peer, text[:length])
+    results = speed.rounds(functions, plan.rounds, lambda t: say(f"context, {t}"))
+    found = {name: {} for name, _ in functions}
+    for (name, length), seconds in results.items():
+        found[name][str(length)] = speed.spread([1e3 * s for s in seconds])
     return found
 
 

@@ -1,4 +1,4 @@
-"""The shape of records/bench.json."""
+"""The shapes of records/bench.json (SCHEMA) and records/kernel-trials.json (TRIALS)."""
 
 NUMBER = {"type": "number", "minimum": 0}
 TEXT = {"type": "string"}
@@ -72,4 +72,19 @@ SCHEMA = _exactly(
     ),
     ratios=_exactly(**dict.fromkeys(RATIO_NAMES, RATIO)),
     reasons=_named(TEXT, least=0),
+)
+TRIALS = _exactly(
+    protocol={"type": "string", "minLength": 20},
+    date={"type": "string", "format": "date"},
+    device={"type": "object", "required": ["kind", "name", "threads", "cpu_capability"]},
+    versions=_named(TEXT, least=0),
+    trials=_exactly(
+        empty_products=_exactly(
+            what=TEXT, fixed_ms=SPREAD, token_ms=SPREAD, share=SPREAD, product_us=SPREAD
+        ),
+        many_arrays=_exactly(
+            what=TEXT, many_gb_s=SPREAD, one_gb_s=SPREAD, one_vs_many=SPREAD, huge_pages=TEXT
+        ),
+        kernels=_exactly(what=TEXT, time_ratio=_named(_named(SPREAD), least=0)),
+    ),
 )

@@ -87,45 +87,35 @@ def verify_time(engine, rows, context=128, repeats=5):
     return once
 
 
-def engine_at(engine, text, repeats=5):
-    """length -> a function that measures the seconds of one step after `length` tokens of text."""
+def engine_after(engine, text, slot=0, repeats=5):
+    """A function that measures the seconds of one step after `text`, which a slot then holds."""
+    engine.step(text, slot, rows=1)
 
-    def at(length):
-        engine.crop(min(length, engine.length()))
-        if engine.length() < length:
-            engine.step(text[engine.length() : length], rows=1)
+    def once():
+        samples = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            engine.step([text[-1]], slot, keep=False)
+            samples.append(time.perf_counter() - start)
+            engine.crop(len(text), slot)
+        return statistics.median(samples)
 
-        def once():
-            samples = []
-            for _ in range(repeats):
-                start = time.perf_counter()
-                engine.step([text[length]], keep=False)
-                samples.append(time.perf_counter() - start)
-                engine.crop(length)
-            return statistics.median(samples)
-
-        return once
-
-    return at
+    return once
 
 
-def llama_at(peer, text, repeats=5):
-    """The same for llama.cpp; its text grows by `repeats` tokens a round."""
+def llama_after(peer, text, repeats=5):
+    """The same for llama.cpp; its text grows by `repeats` tokens each time."""
+    peer.prefill(text)
 
-    def at(length):
-        peer.prefill(text[:length])
+    def once():
+        samples = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            peer.step(text[-1])
+            samples.append(time.perf_counter() - start)
+        return statistics.median(samples)
 
-        def once():
-            samples = []
-            for _ in range(repeats):
-                start = time.perf_counter()
-                peer.step(text[length])
-                samples.append(time.perf_counter() - start)
-            return statistics.median(samples)
-
-        return once
-
-    return at
+    return once
 
 
 @dataclass
