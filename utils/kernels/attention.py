@@ -15,20 +15,18 @@ import numpy as np
 
 from utils.kernels.blocks import FOUR, ONE, THREE, TWO, at, inner
 from utils.kernels.elementwise import exp
-from utils.kernels.simd import (
+from utils.kernels.rows import fma_rows, store_rows, zeros_f32
+from utils.kernels.vectors import (
     add,
     div,
     fma,
-    fma_rows,
     load_f32,
     max_lanes,
     maximum,
     splat,
     store,
-    store_rows,
     sub,
     sum_lanes,
-    zeros_f32,
 )
 
 BLOCK = 256

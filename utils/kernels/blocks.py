@@ -11,10 +11,13 @@ are cut changes no result: each output of each row is one chain of additions in 
 
 from typing import NamedTuple
 
+import llvmlite.ir as ir
 import numpy as np
 from numba import cfunc, njit, types
+from numba.extending import intrinsic
 
-from utils.kernels import simd
+from utils.kernels import llvm
+from utils.kernels.rows import add_rows, load_rows, store_rows
 
 inner = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 ONE, TWO, THREE, FOUR = (0,), (0,) * 2, (0,) * 3, (0,) * 4
@@ -47,6 +50,7 @@ class Job(NamedTuple):
 
 
 FIELDS = len(Job._fields)
+WORD = ir.IntType(64)
 SIGNATURE = types.void(types.int64, types.int64, types.int64)  # address of a Job, first, last
 kernel = cfunc(SIGNATURE, nogil=True, cache=True, error_model="numpy")
 
@@ -96,25 +100,43 @@ def over_tiles(name, tile, tile_bytes):
     return run
 
 
+@intrinsic
+def load_int(typing, address):
+    """One int64 at `address`."""
+    return types.int64(types.int64), lambda _, b, sig, args: llvm.load(b, WORD, args[0])
+
+
+@intrinsic
+def call(typing, function, job, first, last):
+    """Call the kernel at address `function`; see SIGNATURE."""
+
+    def emit(context, b, sig, args):
+        signature = ir.FunctionType(ir.VoidType(), [WORD] * 3)
+        b.call(b.inttoptr(args[0], signature.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), emit
+
+
 @inner
 def read(address):
     """The Job whose fields lie at `address`, 8 bytes each."""
     return Job(
-        simd.load_int(address),
-        simd.load_int(address + 8),
-        simd.load_int(address + 16),
-        simd.load_int(address + 24),
-        simd.load_int(address + 32),
-        simd.load_int(address + 40),
-        simd.load_int(address + 48),
-        simd.load_int(address + 56),
-        simd.load_int(address + 64),
-        simd.load_int(address + 72),
-        simd.load_int(address + 80),
-        simd.load_int(address + 88),
-        simd.load_int(address + 96),
-        simd.load_int(address + 104),
-        simd.load_int(address + 112),
+        load_int(address),
+        load_int(address + 8),
+        load_int(address + 16),
+        load_int(address + 24),
+        load_int(address + 32),
+        load_int(address + 40),
+        load_int(address + 48),
+        load_int(address + 56),
+        load_int(address + 64),
+        load_int(address + 72),
+        load_int(address + 80),
+        load_int(address + 88),
+        load_int(address + 96),
+        load_int(address + 104),
+        load_int(address + 112),
     )
 
 
@@ -123,5 +145,5 @@ def finish(rows, total, t, m, job):
     """Write a tile of results, or add it to what is there (the residual stream)."""
     y = job.y + 64 * t + m * job.y_stride
     if job.accumulate:
-        total = simd.add_rows(total, simd.load_rows(rows, y, job.y_stride))
-    simd.store_rows(total, y, job.y_stride)
+        total = add_rows(total, load_rows(rows, y, job.y_stride))
+    store_rows(total, y, job.y_stride)

@@ -13,7 +13,7 @@ numbers, so that vectors need no rest.
 import numpy as np
 
 from utils.kernels.blocks import inner
-from utils.kernels.simd import (
+from utils.kernels.vectors import (
     add,
     as_f32,
     div,

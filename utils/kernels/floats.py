@@ -13,19 +13,17 @@ But: fp8 goes through arithmetic. A table of 256 numbers would need 16 loads for
 import numpy as np
 
 from utils.kernels.blocks import finish, inner, inner_as, over_tiles
-from utils.kernels.simd import (
+from utils.kernels.rows import fma_rows, multiply_rows, zeros_f32
+from utils.kernels.vectors import (
     as_f32,
     either_bits,
-    fma_rows,
     keep_bits,
     load_f32,
     load_i32,
     mul,
-    multiply_rows,
     shift_left,
     shift_right,
     splat,
-    zeros_f32,
 )
 
 E4M3_CORRECTION = np.float32(2.0**120)  # exponent bias 127 of fp32 less 7

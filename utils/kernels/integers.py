@@ -15,20 +15,22 @@ Zero points cost one product for each block: sum (code - zero) x = sum code x - 
 """
 
 from utils.kernels.blocks import finish, inner, inner_as, over_tiles
-from utils.kernels.simd import (
+from utils.kernels.rows import (
     add_scaled_rows,
     dot_pairs_rows,
+    scale_rows,
+    subtract_rows,
+    zeros_f32,
+    zeros_i32,
+)
+from utils.kernels.vectors import (
     load_f16,
     load_f32,
     load_i8,
     load_i16,
     load_small,
-    scale_rows,
     shift_left,
     shift_right,
-    subtract_rows,
-    zeros_f32,
-    zeros_i32,
 )
 
 BLOCK = 256

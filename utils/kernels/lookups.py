@@ -12,18 +12,15 @@ But: on processors other than x86 both permutations are done lane by lane; corre
 import numpy as np
 
 from utils.kernels.blocks import finish, inner, over_tiles
-from utils.kernels.simd import (
-    add_scaled_rows,
+from utils.kernels.rows import add_scaled_rows, fma_rows, permute_fma_rows, zeros_f32
+from utils.kernels.vectors import (
     either_bits,
-    fma_rows,
     keep_bits,
     load_f32,
     load_i32,
-    permute_fma_rows,
     pick,
     shift_right,
     splat,
-    zeros_f32,
 )
 
 FOUR_UP = np.int32(4)

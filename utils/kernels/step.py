@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from utils.kernels import attention
-from utils.kernels.blocks import Job, at, inner
+from utils.kernels.blocks import Job, at, call, inner
 from utils.kernels.elementwise import rms_norm, rotate, round_row, swiglu
-from utils.kernels.simd import add, call, load_f32, store
 from utils.kernels.team import barrier, next_epoch
+from utils.kernels.vectors import add, load_f32, store
 
 # Columns of the tables of matrices
 KERNEL, WEIGHTS, SCALES, ZEROS, INPUTS, GROUP, SCALE_BYTES, TILES, INTEGER, BIAS = range(10)

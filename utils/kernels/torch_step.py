@@ -44,9 +44,8 @@ class TorchStep:
 
     @property
     def nbytes_weights(self):
-        """Bytes of the stored matrices (a tied one counts once), norms and biases."""
-        small = [*self.biases.values(), *self.norms.values()]
-        return sum(one.nbytes for one in [*self.linears.values(), *small])
+        """Bytes of the stored matrices (a tied one counts once; norms and biases do not)."""
+        return sum(linear.nbytes for linear in self.linears.values())
 
     @property
     def nbytes_cache(self):

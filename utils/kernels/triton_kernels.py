@@ -114,11 +114,11 @@ def int8(
 
 
 @triton.jit
-def int4(
-    y, x, nibbles, scale, zero, out_features, in_features, groups, GROUP: tl.constexpr,
+def _nibbles(
+    y, x, nibbles, scale, zero, table, out_features, in_features, groups, GROUP: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """nibbles uint8 [out, ceil(in/2)]: signed codes, or unsigned ones with zero points."""
+    """The walk along 4-bit codes, two in a byte: into `table`, or signed, or with zero points."""
     n, owned = _outputs(out_features, BLOCK_N)
     total = tl.zeros((BLOCK_N, MOST_ROWS), tl.float32)
     width = (in_features + 1) // 2
@@ -128,12 +128,33 @@ def int4(
         for half in tl.static_range(2):
             k = 2 * byte + half
             inside = k < in_features
-            code = (pair >> (4 * half)) & 15
-            if zero is None:
-                code = (code ^ 8) - 8
-            weight = _dequantized(code, scale, zero, n, k, owned & inside, groups, GROUP)
+            number = _number((pair >> (4 * half)) & 15, zero, table)
+            weight = _dequantized(number, scale, zero, n, k, owned & inside, groups, GROUP)
             total = _add_rows(total, weight, x, k, inside, in_features, ROWS)
     _store(y, total, n, owned, out_features, ROWS)
+
+
+@triton.jit
+def _number(code, zero, table):
+    """What a 4-bit code stands for before its zero point and scale."""
+    if table is not None:
+        return tl.load(table + code)
+    elif zero is None:
+        return (code ^ 8) - 8
+    else:
+        return code
+
+
+@triton.jit
+def int4(
+    y, x, nibbles, scale, zero, out_features, in_features, groups, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """nibbles uint8 [out, ceil(in/2)]: signed codes, or unsigned ones with zero points."""
+    _nibbles(
+        y, x, nibbles, scale, zero, None, out_features, in_features, groups, GROUP,
+        ROWS, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -142,19 +163,10 @@ def codebook(
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """nibbles uint8 [out, ceil(in/2)]: codes into table [16]; scale [out, groups]."""
-    n, owned = _outputs(out_features, BLOCK_N)
-    total = tl.zeros((BLOCK_N, MOST_ROWS), tl.float32)
-    width = (in_features + 1) // 2
-    for start in range(0, width, BLOCK_K):
-        byte, there = _items(start, width, BLOCK_K)
-        pair = tl.load(nibbles + n * width + byte, mask=owned & there, other=0).to(tl.int32)
-        for half in tl.static_range(2):
-            k = 2 * byte + half
-            inside = k < in_features
-            number = tl.load(table + ((pair >> (4 * half)) & 15))
-            weight = _dequantized(number, scale, None, n, k, owned & inside, groups, GROUP)
-            total = _add_rows(total, weight, x, k, inside, in_features, ROWS)
-    _store(y, total, n, owned, out_features, ROWS)
+    _nibbles(
+        y, x, nibbles, scale, None, table, out_features, in_features, groups, GROUP,
+        ROWS, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
 
 
 @triton.jit
