@@ -109,6 +109,20 @@ def test_verification_is_measured_for_each_number_of_rows():
     assert set(ratios) == {"verify4_vs_1_fp32", "verify4_vs_1_int8"}
 
 
+def test_one_part_is_measured_anew_on_the_same_machine_only():
+    loaded = models.Loaded(models.tiny(), None, None)
+    old = protocol.machine() | {"peers": {}, "ratios": {"q8": 1}, "decode": 5, "verify_ms": None}
+    new = protocol.again(old, "verify_ms", loaded, protocol.Plan(rounds=2))
+    assert set(new["verify_ms"]) == set(protocol.VERIFIED) and new["decode"] == 5
+    assert new["ratios"]["q8"] == 1 and new["ratios"]["verify4_vs_1_int8"]["median"] > 0
+    assert old["verify_ms"] is None and set(old["ratios"]) == {"q8"}
+    elsewhere = old | {"versions": {"torch": "1.0"}}
+    with pytest.raises(ValueError, match=r"different now: versions"):
+        protocol.again(elsewhere, "verify_ms", loaded, protocol.Plan(rounds=2))
+    with pytest.raises(ValueError, match=r"decode: one of verify_ms"):
+        protocol.again(old, "decode", loaded, protocol.Plan(rounds=2))
+
+
 def test_the_kept_record_is_whole():
     record = json.loads(protocol.RECORD.read_text(encoding="utf-8"))
     jsonschema.validate(record, SCHEMA)

@@ -2,11 +2,13 @@
 
     python -m utils.bench              everything
     python -m utils.bench --quick      few rounds and prompts, written under _build: a trial
+    python -m utils.bench --again context_ms      one part of the record anew, the rest stays
 
 Close what else runs: two threads that share their cores with others are slowed tenfold.
 """
 
 import argparse
+import json
 import sys
 
 from utils import ledger, models
@@ -20,12 +22,19 @@ def main(arguments=None):
     """Run the study and write its record; returns the exit status."""
     options = argparse.ArgumentParser(prog="python -m utils.bench", description=__doc__)
     options.add_argument("--quick", action="store_true", help="a trial, written under _build")
-    quick = options.parse_args(arguments).quick
+    options.add_argument("--again", choices=protocol.PARTS, help="measure one part anew")
+    chosen = options.parse_args(arguments)
+    quick = chosen.quick
     device = detect()
     if device.kind != "cpu":
         print(f"the bench compares engines on the CPU; this machine's {device.kind} stays idle")
     plan = QUICK if quick else protocol.Plan()
-    record = protocol.run(models.load(device=detect("cpu")), plan, say)
+    loaded = models.load(device=detect("cpu"))
+    if chosen.again:
+        old = json.loads(protocol.RECORD.read_text(encoding="utf-8"))
+        record = protocol.again(old, chosen.again, loaded, plan, say)
+    else:
+        record = protocol.run(loaded, plan, say)
     target = ledger.ROOT / "_build" / "evidence" / "bench.json" if quick else protocol.RECORD
     protocol.write(record, target)
     print(f"\nwritten: {target.relative_to(ledger.ROOT)}")

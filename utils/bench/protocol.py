@@ -9,6 +9,7 @@
 prompts, 95 %, for the stack). Where llama.cpp is not installed they are null and `reasons` says so.
 """
 
+import copy
 import datetime
 import gc
 import json
@@ -29,6 +30,7 @@ VERIFIED = ("fp32", "int8", "int4")
 ROWS = (1, 2, 3, 4, 5, 6, 8)
 PACKAGES = ("torch", "transformers", "numpy", "numba", "llvmlite")
 LOOKUP, PLAIN, BASELINE = "engine int8 + lookup", "engine int8", "transformers fp32"
+PARTS = ("verify_ms", "context_ms", "stack")  # each is one interleaved run of its own
 RATIOS = {
     "fp32_vs_llamacpp_f32": ("engine fp32", "llama.cpp F32"),
     "bf16_vs_llamacpp_f16": ("engine bf16", "llama.cpp F16"),
@@ -67,12 +69,39 @@ def run(loaded, plan, say=lambda text: None):
     record["ratios"] = {name: speed.ratio(results, *pair) for name, pair in RATIOS.items()}
     field.clear()
     gc.collect()
-    record["verify_ms"] = _verify(model, plan, record["ratios"], say)
-    record["context_ms"] = _context(model, tokenizer, plan, reasons, say)
-    record["stack"] = _stack(model, tokenizer, plan, record["ratios"], say)
+    for part in PARTS:
+        record[part] = _part(part, loaded, plan, record, say)
     missing = [name for name, ratio in record["ratios"].items() if ratio is None]
     record["reasons"] = dict.fromkeys(missing, reasons.get("llama.cpp", ""))
     return record
+
+
+def again(record, part, loaded, plan, say=lambda text: None):
+    """The record with one of PARTS measured anew; ValueError where machine or versions changed."""
+    here = machine() | {"peers": _peers(_without(record))}
+    changed = [key for key in ("device", "versions", "peers") if here[key] != record[key]]
+    if part not in PARTS or changed:
+        raise ValueError(
+            f"{part}: one of {', '.join(PARTS)} can be measured anew, on the machine and with the "
+            f"versions of the record (different now: {', '.join(changed) or 'nothing'})"
+        )
+    record = copy.deepcopy(record)
+    record[part] = _part(part, loaded, plan, record, say)
+    return record
+
+
+def _part(name, loaded, plan, record, say):
+    """Measure one of PARTS; ratios that belong to it are entered in the record."""
+    model, tokenizer, ratios = loaded.model, loaded.tokenizer, record["ratios"]
+    if name == "verify_ms":
+        return _verify(model, plan, ratios, say)
+    if name == "context_ms":
+        return _context(model, tokenizer, plan, _without(record), say)
+    return _stack(model, tokenizer, plan, ratios, say)
+
+
+def _without(record):
+    return {} if record["peers"] else {"llama.cpp": "not installed"}
 
 
 def write(record, path, schema=SCHEMA):
