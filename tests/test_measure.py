@@ -1,14 +1,22 @@
-"""utils.measure: fair timing with a fake clock (field cases 33–35, 38), named memory."""
+"""utils.measure: fair timing with a fake clock (field cases 33–35, 38), named memory.
 
+The other cases on measurement: 34 on devices in test_device.py, 36 in test_quality.py, 37 in
+test_quantize_model.py, 52 in test_energy.py and test_load.py.
+"""
+
+import codecs
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from small_engine import PROMPT
 
-from utils import measure
+from utils import measure, models
 from utils.device import Device
+from utils.engine import Engine
+from utils.speculative.drafting import ModelDrafter
 
 
 class Clock:
@@ -55,6 +63,16 @@ def test_decode_rate_counts_gaps_and_end_to_end_counts_all(clock, spy):
     assert len(timer.itl) == 99 and timer.tpot == pytest.approx(4 / 99)
 
 
+def test_end_to_end_is_ttft_and_the_gaps(clock, spy):
+    timer = measure.GenerationTimer(spy, clock)
+    timer.start()
+    for gap in (2.0, 0.5, 0.25, 1.25):
+        clock.sleep(gap)
+        timer.token()
+    assert timer.end_to_end == 4.0 == timer.ttft + sum(timer.itl)
+    assert timer.end_to_end == pytest.approx(timer.ttft + (timer.tokens - 1) * timer.tpot)
+
+
 def test_an_early_stop_counts_the_tokens_that_came(clock, spy):
     timer = measure.GenerationTimer(spy, clock)
     timer.start()
@@ -72,6 +90,46 @@ def test_a_burst_counts_ids_not_arrivals(clock, spy):
         timer.token(burst)
     assert timer.tokens == 7 and timer.tpot == pytest.approx(2 / 6)
     assert timer.itl == [1, 0, 0, 0, 1, 0]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine(models.tiny(), backend="torch", max_tokens=128)
+
+
+def test_ids_of_a_real_stream_are_counted_with_and_without_drafts(engine, clock, spy):
+    timer = measure.GenerationTimer(spy, clock)
+    timer.start()
+    for _ in engine.stream(PROMPT, 24, eos_token_id=()):
+        timer.token()
+    assert timer.tokens == 24
+    drafted = measure.GenerationTimer(spy, clock)
+    drafted.start()
+    made = engine.generate(
+        PROMPT,
+        24,
+        eos_token_id=(),
+        drafter=ModelDrafter(models.tiny()),
+        k=3,
+        on_token=lambda token: drafted.token(),
+    )
+    assert drafted.tokens == 24 == len(made.tokens[0])
+    assert made.stats.target_forwards < 24  # fewer forwards than ids: chunks would be too few
+
+
+def test_case_38_a_chunk_of_text_is_not_an_id(clock, spy):
+    """Four ids, one byte each, make one character: a decoder holds three of them back."""
+    ids = list("😀".encode())
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    timer = measure.GenerationTimer(spy, clock)
+    timer.start()
+    chunks = []
+    for i in ids:
+        clock.sleep(1.0)
+        timer.token()
+        chunks += [piece for piece in [decoder.decode(bytes([i]))] if piece]
+    assert len(chunks) == 1 and timer.tokens == 4
+    assert timer.end_to_end_tokens_per_second == 1.0
 
 
 def test_a_timer_starts_afresh_and_says_what_it_lacks(clock, spy):
@@ -142,6 +200,7 @@ def test_median_and_quartiles():
     timing = measure.Timing((1.0, 2.0, 3.0, 4.0, 100.0))
     assert (timing.q1, timing.median, timing.q3) == (2.0, 3.0, 4.0)
     assert str(timing) == "3000.00 ms [2000.00, 4000.00]"
+    assert timing.mean == 22.0
 
 
 @pytest.mark.parametrize("candidates, repeats", [({}, 3), ({"a": print}, 0)])

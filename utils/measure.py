@@ -7,14 +7,14 @@ What it does not do: judge. A time without its spread says little.
 """
 
 import statistics
-import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
+from utils import peak_memory
 from utils.device import detect
+from utils.timing_stats import percentile
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,15 @@ class Timing:
 
     @property
     def q1(self):
-        return _quantile(self.samples, 0.25)
+        return percentile(self.samples, 0.25)
 
     @property
     def q3(self):
-        return _quantile(self.samples, 0.75)
+        return percentile(self.samples, 0.75)
+
+    @property
+    def mean(self):
+        return statistics.fmean(self.samples)
 
     def __str__(self):
         low, mid, high = (1e3 * x for x in (self.q1, self.median, self.q3))
@@ -59,7 +63,7 @@ class Timings(dict):
         """Time of `a` divided by time of `b`, paired by round: above 1, `b` is the faster one."""
         pairs = zip(self[a].samples, self[b].samples, strict=True)
         ratios = [x / y for x, y in pairs]
-        return Ratio(statistics.median(ratios), _quantile(ratios, 0.25), _quantile(ratios, 0.75))
+        return Ratio(statistics.median(ratios), percentile(ratios, 0.25), percentile(ratios, 0.75))
 
 
 def compare(candidates, repeats=7, device=None, clock=time.perf_counter):
@@ -89,15 +93,6 @@ def _time(function, device, clock):
     function()
     device.synchronize()
     return clock() - start
-
-
-def _quantile(values, q):
-    """Linear interpolation between order statistics (NumPy's default)."""
-    ordered = sorted(values)
-    position = q * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
 @dataclass
@@ -130,6 +125,11 @@ class GenerationTimer:
         return len(self._arrivals)
 
     @property
+    def end_to_end(self):
+        """Time until the last token, s."""
+        return self._need(1)[-1]
+
+    @property
     def ttft(self):
         """Time to first token, s."""
         return self._need(1)[0]
@@ -152,8 +152,7 @@ class GenerationTimer:
 
     @property
     def end_to_end_tokens_per_second(self):
-        times = self._need(1)
-        return len(times) / times[-1]
+        return self.tokens / self.end_to_end
 
     def _need(self, n):
         if len(self._arrivals) < n:
@@ -166,31 +165,11 @@ def memory(device=None):
 
     peak_resident: largest resident set of this process since it started.
     peak_allocated: largest sum of live tensors on a CUDA or ROCm device.
-    allocated: tensors now, on MPS (it keeps no peak).
+    allocated: tensors now, on a device of its own. More names, and why: peak_memory.py.
     """
-    device = device or detect()
-    figures = {"peak_resident": _peak_resident_bytes(), "peak_allocated": None, "allocated": None}
-    if device.kind in ("cuda", "rocm"):
-        figures["peak_allocated"] = torch.cuda.max_memory_allocated()
-        figures["allocated"] = torch.cuda.memory_allocated()
-    if device.kind == "mps":
-        figures["allocated"] = torch.mps.current_allocated_memory()
-    return figures
-
-
-def _peak_resident_bytes():
-    """VmHWM where there is /proc; getrusage also counts the parent of a forked process."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
-    except (OSError, IndexError):
-        pass
-    try:
-        import resource
-    except ImportError:  # Windows has no getrusage
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    there = peak_memory.on_device(device)
+    figures = {"peak_resident": peak_memory.process()["peak_resident"]}
+    return figures | {name: there[name] for name in ("peak_allocated", "allocated")}
 
 
 def format_bytes(n):
