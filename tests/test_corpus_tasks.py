@@ -134,3 +134,16 @@ def test_score_reads_the_right_positions(tokenizer):
 def test_nothing_to_score_is_refused(tokenizer, items):
     with pytest.raises(ValueError, match="item"):
         tasks.score(NextByte(), tokenizer, items)
+
+
+def test_entity_items_name_their_distractors():
+    """Both wrong values stand in the item's own record, and neither is the answer."""
+    for item in tasks.entities(50):
+        record = item.prompt.rsplit("\n\n", 1)[-1]
+        assert len(set(item.distractors)) == 2 and item.answer not in item.distractors
+        assert all(wrong.strip() in record for wrong in item.distractors)
+
+
+def test_score_counts_the_answers_tokens(tokenizer):
+    items = [tasks.Item("xyz a", "bcd"), tasks.Item("a", "b")]
+    assert tasks.score(NextByte(), tokenizer, items).tokens.tolist() == [3, 1]

@@ -67,6 +67,24 @@ def test_padding_is_neither_read_nor_scored(tiny, ids):
     assert left.nll == pytest.approx(plain.nll, rel=1e-5)
 
 
+def test_field_case_36(tiny, ids):
+    """Rows of unequal length with id 0 in them, padded with the EOS id: batch 1 equals batch 8."""
+    lengths = [24, 3, 17, 9, 24, 12, 5, 20]
+    text = ids.clone()
+    text[:, 1] = 0
+    mask = (torch.arange(24) < torch.tensor(lengths)[:, None]).long()
+    padded = torch.where(mask.bool(), text, tiny.config.eos_token_id)
+    one, eight = (quality.perplexity(tiny, padded, attention_mask=mask, batch=b) for b in (1, 8))
+    alone = [quality.perplexity(tiny, row[None, :n]) for row, n in zip(text, lengths, strict=True)]
+    total = sum(result.nll * result.tokens for result in alone)
+    assert one.tokens == eight.tokens == sum(lengths) - 8
+    assert one.nll == pytest.approx(eight.nll, rel=1e-6)
+    assert one.nll == pytest.approx(total / one.tokens, rel=1e-5)
+    assert one.protocol == eight.protocol
+    for part in ("106 tokens", "context 24", "stride 24", "no BOS"):
+        assert part in one.protocol
+
+
 def test_pad_id_equal_to_eos_is_scored_where_it_is_text():
     text = torch.tensor([[5, 2, 2, 7]])
     assert quality.perplexity(uniform(), text).tokens == 3

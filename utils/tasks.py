@@ -21,18 +21,23 @@ from utils import corpus, fetch
 
 @dataclass(frozen=True)
 class Item:
-    """prompt and answer are text; the answer is scored right behind the prompt."""
+    """prompt and answer are text; the answer is scored right behind the prompt.
+
+    distractors: wrong answers that stand in the prompt, for `scoring.ranked`.
+    """
 
     prompt: str
     answer: str
+    distractors: tuple = ()
 
 
 @dataclass(frozen=True)
 class Score:
-    """correct: bool [n].  nll: nats per answer token, float [n]."""
+    """correct: bool [n].  nll: nats per answer token, float [n].  tokens: of the answers, [n]."""
 
     correct: torch.Tensor
     nll: torch.Tensor
+    tokens: torch.Tensor | None = None
 
     @property
     def n(self):
@@ -83,9 +88,9 @@ def entities(n=200, seed=0):
     items = []
     for _ in range(n):
         shots = [_record(generator) for _ in range(SHOTS)]
-        question, answer = _record(generator)
-        solved = "".join(f"{q}{a}\n\n" for q, a in shots)
-        items.append(Item(solved + question, answer))
+        question, answer, wrong = _record(generator)
+        solved = "".join(f"{q}{a}\n\n" for q, a, _ in shots)
+        items.append(Item(solved + question, answer, wrong))
     return items
 
 
@@ -100,7 +105,9 @@ def _record(generator):
     lines = [lines[i] for i in generator.permutation(2)]
     who = int(generator.integers(2))
     question = f"Records:\n{chr(10).join(lines)}\nCurrent {field} of {names[who]}:"
-    return question, f" {values[1 if who == 0 else 2]}"
+    right = 1 if who == 0 else 2
+    wrong = tuple(f" {value}" for i, value in enumerate(values) if i != right)
+    return question, f" {values[right]}", wrong
 
 
 def _values(field, generator):
@@ -143,7 +150,7 @@ def score(model, tokenizer, items, batch=8):
         results = _score_batch(model, [encoded[i] for i in rows])
         for i, (right, loss) in zip(rows, results, strict=True):
             correct[i], nll[i] = right, loss
-    return Score(correct, nll)
+    return Score(correct, nll, torch.tensor([len(ids) - start for ids, start in encoded]))
 
 
 def _encode(tokenizer, item):
