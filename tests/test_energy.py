@@ -1,8 +1,10 @@
 """utils.energy: the arithmetic of field case 52, made-up counters, a made-up library."""
 
 import ctypes
+from types import SimpleNamespace
 
 import pytest
+import torch
 from test_measure import Clock, SpyDevice
 
 from utils import energy
@@ -33,10 +35,18 @@ def test_what_cannot_be_divided_is_refused():
         energy.joules_per_token(3000, 0)
     with pytest.raises(ValueError, match="tokens_per_second=0"):
         energy.dollars_per_million_tokens(2, 0)
+    with pytest.raises(ValueError, match="tokens_per_second=nan"):
+        energy.dollars_per_million_tokens(2, float("nan"))
+
+
+@pytest.mark.parametrize("watts, seconds", [(-1, 1), (1, -1), (float("nan"), 1), (1, float("inf"))])
+def test_energy_is_not_negative_and_finite(watts, seconds):
+    with pytest.raises(ValueError, match=f"watts={watts}"):
+        energy.joules(watts, seconds)
 
 
 def zone(folder, number, name, start, limit=10_000_000):
-    path = folder / f"intel-rapl:{number}"
+    path = folder / (number if "rapl" in number else f"intel-rapl:{number}")
     path.mkdir(parents=True)
     (path / "name").write_text(f"{name}\n")
     (path / "energy_uj").write_text(f"{start}\n")
@@ -52,6 +62,7 @@ def powercap(tmp_path):
     zone(folder, "0:0", "core", 500_000)
     zone(folder, "1", "package-1", 9_000_000)
     zone(folder, "2", "psys", 4_000_000)
+    zone(folder, "intel-rapl-mmio:0", "package-0", 1_000_001)  # the first package by another way
     (folder / "intel-rapl").mkdir()  # the control type: no name of its own
     return folder
 
@@ -73,6 +84,25 @@ def test_rapl_adds_packages_and_nothing_twice(powercap):
     before = counter.read()
     spend(powercap, z0=2_500_000, z1=500_000, z2=7_000_000)()
     assert counter.between(before, counter.read()) == pytest.approx(3.0)
+
+
+def test_dies_that_show_one_counter_count_once(tmp_path):
+    """AMD: each die repeats the package. Dies with counters of their own are added."""
+    zone(tmp_path, "0", "package-0-die-0", 5_000_000)
+    zone(tmp_path, "1", "package-0-die-1", 5_000_200)
+    zone(tmp_path, "2", "package-0-die-2", 8_000_000)
+    zone(tmp_path, "3", "package-1-die-0", 5_000_000)  # another package: not a mirror
+    counter, _ = energy.find(CPU, tmp_path)
+    assert counter.source == "RAPL, 3 package(s)"
+    before = counter.read()
+    spend(tmp_path, z0=1_000_000, z1=1_000_000, z2=500_000, z3=250_000)()
+    assert counter.between(before, counter.read()) == pytest.approx(1.75)
+
+
+def test_a_counter_that_vanishes_is_a_reason(powercap):
+    counter, _ = energy.find(CPU, powercap)
+    used = energy.measure((powercap / "intel-rapl:1" / "energy_uj").unlink, CPU, counter)
+    assert used.joules is None and "can't be read" in used.reason
 
 
 def test_rapl_wraps_around(powercap):
@@ -125,7 +155,7 @@ def test_reasons(tmp_path, powercap, monkeypatch):
 
 
 class Library:
-    """What NVML does, with one GPU; `energy` is the answer in millijoules."""
+    """What NVML does, with the GPU of PyTorch; `energy` is the answer in millijoules."""
 
     def __init__(self, energy=0, error=0):
         self.energy, self.error = energy, error
@@ -133,7 +163,8 @@ class Library:
     def nvmlInit_v2(self):
         return 0
 
-    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):
+    def nvmlDeviceGetHandleByUUID(self, uuid, handle):
+        assert uuid == b"GPU-12ab"
         handle._obj.value = 77
         return 0
 
@@ -143,7 +174,15 @@ class Library:
         return self.error
 
 
-def test_nvml_counts_millijoules():
+@pytest.fixture
+def second_gpu(monkeypatch):
+    """PyTorch's device is number 1, known to NVML by its UUID."""
+    known = {1: SimpleNamespace(uuid="12ab")}
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", known.__getitem__)
+
+
+def test_nvml_counts_millijoules(second_gpu):
     library = Library(1_000)
     counter, reason = energy.find(GPU, load=lambda: library)
     assert reason == "" and counter.source == "NVML, one GPU"
@@ -152,7 +191,7 @@ def test_nvml_counts_millijoules():
     assert counter.between(before, counter.read()) == pytest.approx(2**40 / 1e3)
 
 
-def test_nvml_says_why_not():
+def test_nvml_says_why_not(second_gpu):
     counter, reason = energy.find(GPU, load=lambda: Library(error=3))
     assert counter is None and "error 3" in reason
 

@@ -1,5 +1,7 @@
 """utils.load: a user's speed and everybody's (case 52), and exact replays of a stalled server."""
 
+import math
+
 import pytest
 
 from utils import load
@@ -12,7 +14,9 @@ def test_one_users_speed_and_everybodys_are_two_fields():
     assert load.Throughput(100, 4).per_user == load.Throughput(100, 4).aggregate == 25
 
 
-@pytest.mark.parametrize("tokens, seconds, users", [(-1, 1, 1), (1, 0, 1), (1, 1, 0)])
+@pytest.mark.parametrize(
+    "tokens, seconds, users", [(-1, 1, 1), (1, 0, 1), (1, 1, 0), (1, math.nan, 1)]
+)
 def test_throughput_refuses(tokens, seconds, users):
     with pytest.raises(ValueError, match="need tokens"):
         load.Throughput(tokens, seconds, users)
@@ -31,7 +35,7 @@ def test_a_stall_by_hand():
 
 
 def test_the_waiting_client_sees_one_slow_request_of_a_thousand():
-    """10 ms each, due every 20 ms, one stall of 1 s: 100 requests come late, by 10 ms less each."""
+    """10 ms each, due every 20 ms, one stall of 1 s: 99 requests are late, each by 10 ms less."""
     service = [0.010] * 1000
     service[500] = 1.0
     found = load.replay(service, 0.020)
@@ -45,6 +49,7 @@ def test_the_waiting_client_sees_one_slow_request_of_a_thousand():
 def test_replay_refuses():
     with pytest.raises(ValueError, match="interval=0"):
         load.replay([1], 0)
-    with pytest.raises(ValueError, match="negative"):
-        load.replay([1, -1], 1)
+    for service in ([1, -1], [1, math.nan]):
+        with pytest.raises(ValueError, match="negative"):
+            load.replay(service, 1)
     assert load.replay([], 1).from_plan == ()

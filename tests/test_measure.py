@@ -143,6 +143,11 @@ def test_a_timer_starts_afresh_and_says_what_it_lacks(clock, spy):
     timer.token()
     with pytest.raises(ValueError, match="2 tokens"):
         _ = timer.tpot
+    with pytest.raises(ValueError, match="n=-1"):
+        timer.token(-1)
+    timer.token()
+    with pytest.raises(ValueError, match="at once"):
+        _ = timer.decode_tokens_per_second
     timer.start()
     assert timer.tokens == 0
 

@@ -86,6 +86,15 @@ def test_a_watch_samples_where_the_peak_cannot_be_reset(monkeypatch):
     assert watch.device == {"peak_allocated": None, "peak_reserved": None}
 
 
+def test_a_watch_inside_another_is_refused():
+    with peak_memory.Watch(CPU), pytest.raises(RuntimeError, match="another Watch"):
+        with peak_memory.Watch(CPU):
+            pass
+    with peak_memory.Watch(CPU) as after:  # the first has ended all the same
+        pass
+    assert after.grown is not None
+
+
 def test_devices_keep_their_own_books(monkeypatch):
     assert set(peak_memory.on_device(CPU).values()) == {None}
     numbers = {"memory_allocated": 1, "memory_reserved": 2}

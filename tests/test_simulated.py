@@ -42,6 +42,18 @@ def test_an_error_in_a_job_is_raised_by_the_next_synchronize():
         with pytest.raises(ZeroDivisionError):
             device.synchronize()
         device.synchronize()  # told once
+    with pytest.raises(ZeroDivisionError), simulated.QueueDevice() as device:
+        device.submit(lambda: 1 / 0)  # nobody waits: the end of the block tells
+
+
+def test_a_closed_device_and_a_negative_capacity_are_refused():
+    device = simulated.QueueDevice()
+    device.close()
+    device.close()  # twice does no harm
+    with pytest.raises(RuntimeError, match="closed"):
+        device.submit(print)
+    with pytest.raises(ValueError, match="capacity=-1"):
+        simulated.QueueDevice(-1)
 
 
 def test_a_full_queue_blocks_submit():

@@ -27,6 +27,11 @@ def test_percentile_refuses(values, q):
         stats.percentile(values, q)
 
 
+def test_nan_has_no_rank():
+    with pytest.raises(ValueError, match="nan"):
+        stats.percentile([1.0, math.nan, 2.0], 0.5)
+
+
 @pytest.mark.parametrize("n, q", [(20, 0.5), (100, 0.5), (1000, 0.99), (5000, 0.99), (64, 0.1)])
 def test_ranks_enclose_the_quantile_as_often_as_they_say(n, q):
     """Rank l is below the quantile if l or more samples are; rank h above if h - 1 or fewer are."""
@@ -49,6 +54,15 @@ def test_p99_needs_368_samples_for_an_interval_at_all():
     assert math.log(0.025) / math.log(0.99) == pytest.approx(367.04, abs=0.01)
     assert stats.samples_needed(0.99) == 368
     assert stats.samples_needed(0.5) == 6  # 0.5 ** 6 = 0.0156
+    assert stats.samples_needed(0.999_999) == 3_688_878  # ln 0.025 / ln 0.999999
+
+
+@pytest.mark.parametrize("q", [0.01, 0.3, 0.9, 0.99])
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_samples_needed_is_the_first_with_two_ends(q, level):
+    n = stats.samples_needed(q, level)
+    assert None not in stats.interval_ranks(n, q, level)
+    assert n == 1 or None in stats.interval_ranks(n - 1, q, level)
 
 
 def test_a_thousand_samples_enclose_p99_between_ranks_983_and_997():
@@ -107,10 +121,21 @@ def test_rounds_needed():
     assert stats.rounds_needed(np.ones(5), np.ones(5), 0.01) == 3
 
 
+def test_rounds_beyond_the_measured_follow_the_square_root():
+    dice = np.random.default_rng(3)
+    a, b = dice.lognormal(0, 0.1, 60), dice.lognormal(0, 0.1, 60)
+    two, one = (stats.rounds_needed(a, b, share, most=10**6) for share in (0.02, 0.01))
+    assert two > 60 and one / two == pytest.approx(4, rel=0.01)
+
+
 @pytest.mark.parametrize("a, b", [([1], [1]), ([1, 2], [1, 2, 3])])
 def test_ratio_refuses(a, b):
     with pytest.raises(ValueError, match="two or more"):
         stats.ratio_interval(a, b)
+    with pytest.raises(ValueError, match="rounds=0"):
+        stats.ratio_interval([1, 2], [1, 2], rounds=0)
+    with pytest.raises(ValueError, match="isn't finite"):
+        stats.ratio_interval([1, 2], [1, 0])
     with pytest.raises(ValueError, match="0.02 for 2 %"):
         stats.rounds_needed([1, 2], [1, 2], 2)
 

@@ -7,19 +7,25 @@
 Counters: RAPL through Linux powercap, microjoules per processor package, wrapping around at
 max_energy_range_uj (Linux kernel, "Power Capping Framework"); NVML's total energy of a GPU in
 millijoules since the driver was loaded (NVIDIA, nvmlDeviceGetTotalEnergyConsumption, Volta on).
+A package can show up twice, as intel-rapl-mmio or once per die (codecarbon, pull request 950 and
+issue 1274); it is counted once.
 But: a counter sees its own chip and everything that runs there, not the plug: no fans, no power
 supply, and with RAPL packages no main memory. Nothing is estimated from data sheets.
 """
 
 import ctypes
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from utils.device import detect
 
 POWERCAP = Path("/sys/class/powercap")
 JOULES_PER_KWH = 3_600_000
+SAME_COUNTER_UJ = 1_000_000  # two dies that read the same within 1 J show one counter twice
 NVML_LIBRARIES = ("libnvidia-ml.so.1", "nvml.dll")
 
 
@@ -62,7 +68,10 @@ def find(device=None, powercap=POWERCAP, load=None):
 def measure(function, device=None, counter=None, clock=time.perf_counter):
     """Run `function` and read the counter before and after, each time after synchronising.
 
-    Let it run for a second or more: counters move in steps of milliseconds.
+    Let it run for a few seconds: RAPL moves every millisecond, NVML every 20 to 100 ms
+    on newer GPUs (PETSc manual, PetscLogGpuEnergyMeter).
+    Not for many minutes: a RAPL counter that wraps around twice can't be told from one that wraps
+    once (262 kJ, a usual range, are 22 minutes at 200 W).
     """
     device = device or detect()
     reason = ""
@@ -76,7 +85,10 @@ def measure(function, device=None, counter=None, clock=time.perf_counter):
     seconds = clock() - start
     if counter is None:
         return Energy(None, seconds, "", reason)
-    return Energy(counter.between(before, counter.read()), seconds, counter.source)
+    try:
+        return Energy(counter.between(before, counter.read()), seconds, counter.source)
+    except NotMeasurable as lost:
+        return Energy(None, seconds, "", str(lost))
 
 
 class Rapl:
@@ -85,7 +97,7 @@ class Rapl:
     def __init__(self, powercap=POWERCAP):
         if not powercap.is_dir():
             raise NotMeasurable(f"no {powercap}: the kernel or the virtual machine hides RAPL")
-        self._zones = [zone for zone in sorted(powercap.iterdir()) if _is_package(zone)]
+        self._zones = _unmirrored([z for z in sorted(powercap.iterdir()) if _is_package(z)])
         if not self._zones:
             raise NotMeasurable(f"{powercap} has no zone named package-…")
         self._range = {z: _number(z / "max_energy_range_uj") for z in self._zones}
@@ -105,13 +117,17 @@ class Rapl:
 
 
 class Nvml:
-    """Energy of one NVIDIA GPU. read(): millijoules since the driver was loaded."""
+    """Energy of the GPU that PyTorch uses. read(): millijoules since the driver was loaded.
 
-    def __init__(self, load, index=0):
+    Found by its UUID: NVML's numbers ignore CUDA_VISIBLE_DEVICES and CUDA's order.
+    """
+
+    def __init__(self, load):
         self._library = load()
         self._handle = ctypes.c_void_p()
         self._call("nvmlInit_v2")
-        self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(self._handle))
+        uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self._handle))
         self.source = "NVML, one GPU"
         self.read()
 
@@ -140,11 +156,25 @@ def _load_nvml():
 
 
 def _is_package(zone):
-    """Packages alone: subzones are parts of them, and psys contains them."""
+    """Packages alone: subzones are parts, psys contains them, intel-rapl-mmio repeats them."""
+    if zone.name.startswith("intel-rapl-mmio"):
+        return False
     try:
         return (zone / "name").read_text(encoding="ascii").startswith("package")
     except OSError:
         return False
+
+
+def _unmirrored(zones):
+    """Without the dies that show the counter of an earlier die of their package."""
+    kept = {}
+    for zone in zones:
+        package, die, _ = (zone / "name").read_text(encoding="ascii").partition("-die-")
+        start = _number(zone / "energy_uj")
+        earlier = [value for name, value in kept.values() if die and name == package]
+        if all(abs(start - value) > SAME_COUNTER_UJ for value in earlier):
+            kept[zone] = package, start
+    return list(kept)
 
 
 def _number(file):
@@ -157,7 +187,9 @@ def _number(file):
 
 
 def joules(watts, seconds):
-    """Energy of a constant power."""
+    """Energy of a constant power. ValueError for less than nothing."""
+    if not (0 <= watts < math.inf and 0 <= seconds < math.inf):
+        raise ValueError(f"watts={watts}, seconds={seconds}: need finite numbers, 0 or more")
     return watts * seconds
 
 
@@ -168,14 +200,14 @@ def kwh(energy_joules):
 
 def joules_per_token(energy_joules, tokens):
     """Energy shared by the tokens that it made. ValueError without a token."""
-    if tokens < 1:
+    if not tokens >= 1:
         raise ValueError(f"tokens={tokens}: energy per token needs at least one token")
     return energy_joules / tokens
 
 
 def dollars_per_million_tokens(dollars_per_hour, tokens_per_second):
     """Rent: what a million tokens cost at this price, at this rate of ALL users together."""
-    if tokens_per_second <= 0:
+    if not tokens_per_second > 0:
         raise ValueError(f"tokens_per_second={tokens_per_second}: must be above 0")
     return dollars_per_hour / (tokens_per_second * 3600) * 1e6
 

@@ -18,7 +18,7 @@ class Throughput:
     users: int = 1
 
     def __post_init__(self):
-        if self.tokens < 0 or self.seconds <= 0 or self.users < 1:
+        if not (self.tokens >= 0 and self.seconds > 0 and self.users >= 1):
             raise ValueError(
                 f"tokens={self.tokens}, seconds={self.seconds}, users={self.users}: "
                 "need tokens >= 0, seconds > 0 and users >= 1"
@@ -48,7 +48,7 @@ def replay(service, interval):
     from_send is what a client writes down that sends request i when it is due or, if the answer to
     request i - 1 isn't there by then, when that comes: the same answers, an easier clock.
     """
-    if interval <= 0 or min(service, default=1) < 0:
+    if not interval > 0 or not all(seconds >= 0 for seconds in service):
         raise ValueError(f"interval={interval}: need an interval above 0 and no negative service")
     free, from_plan, from_send = 0.0, [], []
     for i, seconds in enumerate(service):

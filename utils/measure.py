@@ -117,6 +117,8 @@ class GenerationTimer:
     def token(self, n=1):
         if self._start is None:
             raise RuntimeError("call start() before token()")
+        if n < 0:
+            raise ValueError(f"n={n}: the number of new ids, 0 or more")
         self.device.synchronize()
         self._arrivals += [self.clock() - self._start] * n
 
@@ -148,6 +150,8 @@ class GenerationTimer:
 
     @property
     def decode_tokens_per_second(self):
+        if self.tpot == 0:
+            raise ValueError("all tokens came at once: no time between them, so no decode rate")
         return 1 / self.tpot
 
     @property

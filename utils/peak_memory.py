@@ -23,6 +23,7 @@ CLEAR = Path("/proc/self/clear_refs")
 FIELDS = {"anonymous": "RssAnon", "files": "RssFile", "peak_resident": "VmHWM"}
 SAMPLE_SECONDS = 0.001
 _earlier_peak = 0  # what VmHWM said before a Watch reset it
+_open = []  # the Watch that is measuring, if any
 
 
 def process():
@@ -61,13 +62,17 @@ def on_device(device=None):
 
 class Watch:
     """The peak of a block. After it: `grown`, peak minus start of the resident set, in bytes;
-    `exact`: kept by the kernel, else sampled every millisecond; `device`: peaks of on_device."""
+    `exact`: kept by the kernel, else sampled every millisecond; `device`: peaks of on_device.
+
+    One at a time: a second one inside would reset the marks of the first, so RuntimeError."""
 
     def __init__(self, device=None):
         self._device = device or detect()
         self.grown, self.exact, self.device = None, None, None
 
     def __enter__(self):
+        if _open:
+            raise RuntimeError("another Watch is measuring: end it before you start this one")
         if self._device.kind in ("cuda", "rocm"):
             torch.cuda.reset_peak_memory_stats()
         self.exact = _reset_peak()
@@ -77,9 +82,11 @@ class Watch:
         if not self.exact:
             self._thread = threading.Thread(target=self._sample, daemon=True)
             self._thread.start()
+        _open.append(self)
         return self
 
     def __exit__(self, *_):
+        _open.remove(self)
         self._done.set()
         if not self.exact:
             self._thread.join()

@@ -46,19 +46,23 @@ class QueueDevice:
 
     capacity: jobs that may wait; 0 for no limit. With a limit, submit blocks while the queue is
     full, as a launch does. Use it as a context manager; close() ends the thread.
-    An exception in a job is raised by the next synchronize.
+    An exception in a job is raised by the next synchronize or by the end of the `with` block.
     """
 
     kind, name, threads, memory_bytes = "queue", "a thread behind a queue", 1, None
 
     def __init__(self, capacity=0):
+        if capacity < 0:
+            raise ValueError(f"capacity={capacity}: jobs that may wait, 0 for no limit")
         self._jobs = queue.Queue(capacity)
-        self._error = None
+        self._error, self._closed = None, False
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def submit(self, function, *arguments):
         """Hand over work; it runs later, in order."""
+        if self._closed:
+            raise RuntimeError("this device is closed: its thread has ended, make a new one")
         self._jobs.put((function, arguments))
 
     def synchronize(self):
@@ -70,14 +74,18 @@ class QueueDevice:
 
     def close(self):
         """Finish what was submitted and end the thread."""
-        self._jobs.put(None)
-        self._thread.join()
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+            self._thread.join()
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
         self.close()
+        if kind is None:
+            self.synchronize()
 
     def _work(self):
         while (job := self._jobs.get()) is not None:

@@ -8,6 +8,7 @@ What it does not do: samples are taken as exchangeable. Drift within an arm brea
 first (measure.compare), then come here.
 """
 
+import math
 import statistics
 from dataclasses import dataclass
 
@@ -38,6 +39,8 @@ def percentile(values, q):
     """The q-quantile, 0 <= q <= 1: linear between order statistics (NumPy's default)."""
     if not len(values) or not 0 <= q <= 1:
         raise ValueError(f"{len(values)} values, q={q}: need a value and 0 <= q <= 1")
+    if any(value != value for value in values):
+        raise ValueError("a value is nan and has no rank: drop the failed samples first")
     ordered = sorted(values)
     position = q * (len(ordered) - 1)
     low = int(position)
@@ -69,13 +72,11 @@ def percentile_interval(values, q, level=0.95):
 
 
 def samples_needed(q, level=0.95):
-    """The smallest n for which the q-quantile has an interval with two ends."""
-    n = 1
-    while None in interval_ranks(n, q, level):
-        n = n + 1 if n < 32 else int(n * 1.02) + 1
-    while n > 1 and None not in interval_ranks(n - 1, q, level):
-        n -= 1
-    return n
+    """The smallest n for which the q-quantile has an interval with two ends: q**n and (1 - q)**n,
+    the chances that all samples lie on one side of it, are at most (1 - level) / 2."""
+    interval_ranks(1, q, level)  # refuses what it refuses
+    tail = math.log((1 - level) / 2)
+    return max(math.ceil(tail / math.log(share)) for share in (q, 1 - q))
 
 
 def ratio_interval(a, b, level=0.95, resamples=RESAMPLES, seed=0, rounds=None):
@@ -86,7 +87,12 @@ def ratio_interval(a, b, level=0.95, resamples=RESAMPLES, seed=0, rounds=None):
     """
     if len(a) != len(b) or len(a) < 2:
         raise ValueError(f"{len(a)} and {len(b)} rounds: need two or more, the same for both arms")
-    ratios = np.asarray(a, float) / np.asarray(b, float)
+    if rounds is not None and rounds < 1:
+        raise ValueError(f"rounds={rounds}: draw one round or more, or None for {len(a)}")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.asarray(a, float) / np.asarray(b, float)
+    if not np.isfinite(ratios).all():
+        raise ValueError("a ratio isn't finite: times must be numbers, and those of b above 0")
     dice = np.random.default_rng(seed)
     drawn = dice.integers(len(ratios), size=(resamples, rounds or len(ratios)))
     medians = np.median(ratios[drawn], axis=1)
@@ -97,17 +103,19 @@ def ratio_interval(a, b, level=0.95, resamples=RESAMPLES, seed=0, rounds=None):
 def rounds_needed(a, b, tolerance, level=0.95, most=4096, seed=0):
     """Rounds until the interval of the median ratio is ± `tolerance` (relative) or better.
 
-    Estimated by resampling the rounds that were measured; None if `most` don't suffice.
+    Up to the number of measured rounds by resampling them; beyond that the bootstrap only sees
+    the gaps between the ratios it has, so 1 / sqrt(rounds) goes on from there. None above `most`.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance={tolerance}: give it as a share, such as 0.02 for 2 %")
     rounds = 3
-    while rounds <= most:
-        found = ratio_interval(a, b, level, 1000, seed, rounds)
-        if found.half_width <= tolerance:
+    while rounds < min(len(a), most):
+        if ratio_interval(a, b, level, 1000, seed, rounds).half_width <= tolerance:
             return rounds
         rounds = max(rounds + 1, int(rounds * 1.15))
-    return None
+    measured = ratio_interval(a, b, level, 1000, seed).half_width
+    needed = math.ceil(len(a) * max(1, measured / tolerance) ** 2)
+    return needed if needed <= most else None
 
 
 def summary(values):
