@@ -163,3 +163,14 @@ def test_bad_input_is_named():
         batching.static([Request(0, 1, 0)], 2, free, one)
     with pytest.raises(ValueError, match="per_second"):
         batching.workload(3, 0)
+    for ends in ((0, 4), (8, 4)):
+        with pytest.raises(ValueError, match=f"lengths from {ends[0]} to {ends[1]}"):
+            batching.workload(3, 1.0, prompt=ends)
+
+
+@pytest.mark.parametrize("serve", [batching.static, batching.continuous])
+@pytest.mark.parametrize("bad", [(float("nan"), 1, 2), (-1, 1, 2), (0, 1, 1.5), (0, 0, 2)])
+def test_a_request_that_could_never_end_is_refused(serve, bad):
+    """Half a token would be left over, or the clock would never reach the arrival."""
+    with pytest.raises(ValueError, match="prompt and output"):
+        serve([Request(0, 1, 2), Request(*bad)], 2, free, one)

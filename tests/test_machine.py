@@ -106,6 +106,13 @@ def test_caches_are_read_from_the_system(tmp_path):
     assert machine.caches(tmp_path / "nothing") == {}
 
 
-def test_unknown_kernel_is_refused():
+def test_bad_input_is_named():
     with pytest.raises(ValueError, match="kernel='add'"):
         machine.bandwidth("add", 1)
+    with pytest.raises(ValueError, match="megabytes=0"):
+        machine.bandwidth("read", 0)
+    with pytest.raises(ValueError, match="threads=0"):
+        machine.bandwidth("read", 1, threads=0)
+    for product in (machine.gemm, machine.gemv):
+        with pytest.raises(ValueError, match="n=0"):
+            product(0)

@@ -112,9 +112,10 @@ def continuous(requests, slots, prompt_seconds, step_seconds):
 def _queue(requests, slots):
     if not requests or slots < 1:
         raise ValueError(f"{len(requests)} requests, slots={slots}: need at least one of each")
-    wrong = [r for r in requests if r.prompt < 1 or r.output < 1 or r.arrival < 0]
-    if wrong:
-        raise ValueError(f"{wrong[0]}: prompt and output need 1 token or more, arrival >= 0")
+    for r in requests:
+        whole = all(n >= 1 and n % 1 == 0 for n in (r.prompt, r.output))
+        if not (whole and 0 <= r.arrival < math.inf):
+            raise ValueError(f"{r}: prompt and output need 1 token or more, arrival >= 0")
     return sorted(requests, key=lambda r: r.arrival)
 
 
@@ -167,4 +168,6 @@ def workload(count, per_second, prompt=(8, 64), output=(8, 64), seed=0):
 
 def _length(draw, ends):
     low, high = ends
+    if not 1 <= low <= high:
+        raise ValueError(f"lengths from {low} to {high}: need 1 <= low <= high")
     return round(low * (high / low) ** draw.random())

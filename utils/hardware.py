@@ -154,10 +154,7 @@ def binding_batch(platform, bits_per_weight, figure="fp16_tflops"):
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim of tokens/s against the ceiling. texts: the least number at a time that could do it.
-
-    fits: None where no number of texts could, because the weights don't fit on the device.
-    """
+    """A claim of tokens/s against the ceiling of one text. fits: whether the device holds it."""
 
     claimed: float
     ceiling: float
@@ -170,6 +167,7 @@ class Verdict:
 
     @property
     def times_too_fast(self):
+        """The claim over the ceiling."""
         return self.claimed / self.ceiling
 
     @property
@@ -180,8 +178,8 @@ class Verdict:
 
 def judge(claimed, platform, config, bits_per_weight):
     """Verdict on `claimed` tokens/s for a model stored in `bits_per_weight` on one device."""
-    if claimed <= 0:
-        raise ValueError(f"claimed={claimed}: tokens per second must be positive")
+    if not 0 < claimed < math.inf:
+        raise ValueError(f"claimed={claimed}: tokens per second must be positive and finite")
     return Verdict(
         claimed,
         ceiling(platform, config, bits_per_weight),

@@ -95,11 +95,14 @@ def seconds_per_pass(function, shares, repeats=3):
 class Loop:
     """A loop over arrays of `megabytes` in all, cut into one slice for each thread (CPU).
 
-    kernel: "read", "copy" or "triad"; ValueError for another. `bytes` of a pass as STREAM counts.
+    kernel: "read", "copy" or "triad". `bytes` of a pass as STREAM counts. ValueError for another
+    kernel, no megabytes or no threads.
     """
 
     def __init__(self, kernel, megabytes, threads=None):
-        arrays, threads = _arrays_of(kernel), threads or threads_here()
+        arrays, threads = _arrays_of(kernel), threads_here() if threads is None else threads
+        if megabytes <= 0 or threads < 1:
+            raise ValueError(f"megabytes={megabytes}, threads={threads}: both must be positive")
         size = max(8, int(1e6 * megabytes) // (8 * arrays * threads))
         lengths = [size if i < arrays else 8 for i in range(3)]
         self.shares = [[np.ones(n, np.int64) for n in lengths] for _ in range(threads)]
@@ -138,18 +141,23 @@ def _bandwidth_of_torch(kernel, megabytes, repeats, device):
 
 def gemm(n, dtype=torch.float32, device=None, repeats=5):
     """FLOP/s of torch's product of two n x n matrices: 2 n^3 operations."""
-    device = device or detect()
+    passes, device = _passes(2e8, n, 3), device or detect()
     a, b = torch.ones(2, n, n, dtype=dtype, device=device.torch)
-    passes = max(1, int(2e8 / n**3))
     return 2 * n**3 / _best(lambda: a @ b, passes, device, repeats)
 
 
 def gemv(n, dtype=torch.float32, device=None, repeats=5):
     """Bytes/s at which torch's product of an n x n matrix and a vector reads the matrix."""
-    device = device or detect()
-    a, b = torch.ones(n, n, dtype=dtype, device=device.torch), torch.ones(n, dtype=dtype)
-    b = b.to(device.torch)
-    return a.nbytes / _best(lambda: a @ b, max(1, int(2e7 / n**2)), device, repeats)
+    passes, device = _passes(2e7, n, 2), device or detect()
+    a, b = (torch.ones(*shape, dtype=dtype, device=device.torch) for shape in ((n, n), (n,)))
+    return a.nbytes / _best(lambda: a @ b, passes, device, repeats)
+
+
+def _passes(flops, n, power):
+    """Passes of one timing, about `flops` operations in all; ValueError for no matrix."""
+    if n < 1:
+        raise ValueError(f"n={n}: a matrix has 1 row or more")
+    return max(1, int(flops / n**power))
 
 
 def _best(work, passes, device, repeats):
