@@ -23,6 +23,7 @@ def test_amd_changed_its_fp8():
     assert "tf32" in capability.amd("gfx942") and "tf32" not in capability.amd("gfx950")
     assert "e4m3" in capability.amd("gfx1201") and "mxfp4" not in capability.amd("gfx1201")
     assert capability.amd("gfx000") is None
+    assert capability.amd("gfx1250") is None  # same first digits as gfx1201, other instructions
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,14 @@ def test_native_by_kind(monkeypatch):
     assert capability.native("rocm", gfx="gfx000") == ("fp32", "fp16")
     with pytest.raises(ValueError, match="tpu"):
         capability.native("tpu")
+    with pytest.raises(ValueError, match="capability=None"):
+        capability.native("cuda")
+
+
+def test_here_asks_the_cpu_for_its_flags(monkeypatch):
+    monkeypatch.setattr(device, "available", lambda: ["cpu"])
+    monkeypatch.setattr(device, "cpu_flags", lambda: {"avx512_vnni", "avx2"})
+    assert capability.here() == ("fp32", "int8")
 
 
 def test_here_is_made_of_known_formats():

@@ -274,9 +274,20 @@ def test_wrong_names_and_codes_are_told():
         formats.decode(torch.tensor([16]), "fp4")
     with pytest.raises(ValueError, match="too many"):
         formats.numbers("fp32")
+    with pytest.raises(ValueError, match="known are fp32.*cast: mxfp4"):
+        scaled.cast(values(1), "mxfp4")
+    with pytest.raises(ValueError, match=r"view\(torch.uint8\)"):
+        formats.decode(values(1).to(torch.float8_e4m3fn), "e4m3")
     with pytest.raises(ValueError, match="stochastic"):
         formats.cast(values(0.1), "nf4", generator=torch.Generator())
     assert formats.cast(values(5.1), "e2m1").item() == 6 and formats.find("e4m3fn").max == 448
+
+
+@pytest.mark.parametrize("fields, word", [((4, 3, "FN"), "specials='FN'"), ((9, 3), "e is 1 to 8")])
+def test_a_float_of_your_own_is_checked(fields, word):
+    assert formats.Float("e3m4", 3, 4, "fn").max == 30  # 2^4 (1 + 14/16)
+    with pytest.raises(ValueError, match=word):
+        formats.Float("own", *fields)
 
 
 def test_shapes_and_dtypes():
@@ -325,3 +336,5 @@ def test_scaled_groups():
         scaled.cast(x, "int8", 3)
     with pytest.raises(ValueError, match="finite"):
         scaled.cast(torch.tensor([1.0, INF]), "int8")
+    with pytest.raises(ValueError, match=r"shape \(0, 4\)"):
+        scaled.cast(torch.empty(0, 4), "int8")

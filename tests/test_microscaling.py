@@ -144,6 +144,8 @@ def test_wrong_input_is_told():
         microscaling.encode(gaussian(2, 32), "mxfp4", rule="up")
     with pytest.raises(ValueError, match="finite"):
         microscaling.encode(torch.tensor([[float("nan")]]), "mxfp4")
+    with pytest.raises(ValueError, match="finite"):  # finite in fp64, but not in what is stored
+        microscaling.encode(torch.full((1, 16), 1e300, dtype=torch.float64), "nvfp4")
     with pytest.raises(ValueError, match="leave out"):
         formats.cast(gaussian(2, 32), "nvfp4", saturate=False)
     with pytest.raises(ValueError, match="decoded from the Blocks"):

@@ -112,12 +112,13 @@ def cuda_dtypes(capability, hip=False):
 
 def cpu_dtypes():
     """float32, and bfloat16 only where the CPU multiplies it (AVX512-BF16, AMX, Arm BF16)."""
-    flags = _cpu_flags()
+    flags = cpu_flags()
     native = {"avx512_bf16", "amx_bf16", "bf16"}
     return ("float32", "bfloat16") if flags & native else ("float32",)
 
 
-def _cpu_flags():
+def cpu_flags():
+    """The CPU's instruction set flags as Linux lists them; an empty set where it lists none."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -32,7 +32,7 @@ AMD = {  # the first part of the gfx name
     "gfx90a": ("fp32", "fp16", "bf16", "int8"),
     "gfx94": ("fp32", "fp16", "bf16", "int8", "tf32", "e4m3fnuz", "e5m2fnuz"),
     "gfx95": ("fp32", "fp16", "bf16", "int8", "e4m3", "e5m2", "mxfp8", "mxfp4"),
-    "gfx12": ("fp32", "fp16", "bf16", "int8", "e4m3", "e5m2"),
+    "gfx120": ("fp32", "fp16", "bf16", "int8", "e4m3", "e5m2"),
 }
 CPU_FLAGS = {
     "int8": {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm", "asimddp"},
@@ -45,7 +45,12 @@ PROBED = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def nvidia(capability):
-    """Formats that a GPU of this compute capability (major, minor) multiplies natively."""
+    """Formats that a GPU of this compute capability (major, minor) multiplies natively.
+
+    ValueError: something else than two numbers.
+    """
+    if not isinstance(capability, tuple | list) or len(capability) != 2:
+        raise ValueError(f"capability={capability!r}: pass (major, minor), such as (8, 9)")
     return tuple(name for name, first in NVIDIA_FROM.items() if tuple(capability) >= first)
 
 
@@ -63,7 +68,8 @@ def cpu(flags):
 def native(kind, capability=None, gfx="", flags=()):
     """Formats of a device of `kind`: "cuda", "rocm", "mps" or "cpu".
 
-    Pass what goes with it: capability (cuda), gfx (rocm), flags (cpu). ValueError: unknown kind.
+    Pass what goes with it: capability (cuda), gfx (rocm), flags (cpu). ValueError: unknown kind,
+    or no capability for cuda.
     """
     if kind not in device.KINDS:
         raise ValueError(f"unknown device kind {kind!r}: use one of {', '.join(device.KINDS)}")
@@ -83,5 +89,5 @@ def here():
     if kind == "rocm":
         facts["gfx"] = torch.cuda.get_device_properties(0).gcnArchName
     if kind == "cpu":
-        facts["flags"] = device._cpu_flags()
+        facts["flags"] = device.cpu_flags()
     return native(kind, **facts)

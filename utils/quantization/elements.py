@@ -36,6 +36,12 @@ class Float:
     mantissa_bits: int
     specials: str = "ieee"
 
+    def __post_init__(self):
+        if self.specials not in SPECIALS:
+            raise ValueError(f"specials={self.specials!r}: use one of {', '.join(SPECIALS)}")
+        if not (1 <= self.exponent_bits <= 8 and 1 <= self.mantissa_bits <= 23):
+            raise ValueError(f"{self.name}: codes decode to fp32, so e is 1 to 8 and m 1 to 23")
+
     @property
     def bits(self):
         """Bits of a code."""

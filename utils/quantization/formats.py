@@ -12,8 +12,8 @@ Rounding is half to even (nf4: ties go to the lower level). What the format can'
     saturate=False   infinity where the format has one, else NaN, else ValueError
     NaN              stays NaN; ValueError where the format has none (fp6, fp4, int8, int4, nf4)
 
-`saturate=True` is the saturating conversion of the OCP's 8-bit standard, which sends infinities
-to the largest number too; torch's `.half()` and `.bfloat16()` behave like saturate=False.
+torch's `.half()` and `.bfloat16()` behave like saturate=False; casts to 8 bits differ between
+libraries and releases.
 
 But: no scale is chosen here, except inside the block formats: a weight of 0.02 is 0 in int8. Use
 `scaled` for that. Nothing is packed and nothing is fast. Sources: see `elements`, `microscaling`.
@@ -54,7 +54,7 @@ def find(fmt):
     """The Float, Integer or Table of a name. ValueError for an unknown one."""
     name = ALIASES.get(fmt, fmt)
     if name not in FORMATS:
-        known = ", ".join([*FORMATS, *BLOCK_FORMATS])
+        known = f"{', '.join(FORMATS)} (encode, decode and cast: {', '.join(BLOCK_FORMATS)} too)"
         raise ValueError(f"fmt={fmt!r} is no single-number format: known are {known}")
     return FORMATS[name]
 
@@ -82,6 +82,8 @@ def decode(codes, fmt):
             raise ValueError(f"{fmt} is decoded from the Blocks that encode(x, {fmt!r}) returns")
         return microscaling.decode(codes)
     spec = find(fmt)
+    if codes.is_floating_point():
+        raise ValueError(f"codes are integers, got {codes.dtype}: use .view(torch.uint8) first")
     if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < 1 << spec.bits:
         raise ValueError(f"{fmt} has codes 0 ... {(1 << spec.bits) - 1}; decode got others")
     return spec.decode(codes).to(codes.device)

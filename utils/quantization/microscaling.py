@@ -64,12 +64,12 @@ class Blocks:
 def encode(x, kind, rule="floor"):
     """x [..., n] -> Blocks. rule: "floor" or "ceil", for the E8M0 scales of the MX formats.
 
-    ValueError: unknown kind or rule, no numbers, NaN or infinity.
+    ValueError: unknown kind or rule, no numbers, NaN, infinity or more than fp32 holds.
     """
     element, size = _element(kind)
     if rule not in RULES:
         raise ValueError(f"rule={rule!r}: use one of {', '.join(RULES)}")
-    if x.dim() == 0 or x.numel() == 0 or not torch.isfinite(x).all():
+    if x.dim() == 0 or x.numel() == 0 or not torch.isfinite(x.float()).all():
         raise ValueError(f"{kind} needs finite numbers [..., n], got shape {tuple(x.shape)}")
     wide = x.detach().cpu().double()
     padded = torch.nn.functional.pad(wide, (0, -x.shape[-1] % size))

@@ -18,9 +18,9 @@ def cast(x, fmt, group_size=PER_TENSOR, generator=None):
     """x [..., n] -> fp32 of the same shape, as `fmt` with absmax scales holds it.
 
     group_size: numbers per scale along the last dimension (it must divide n), -1: a row, 0: all.
-    Groups of zeros stay zeros. ValueError: NaN or infinity, or groups that do not fit.
+    Groups of zeros stay zeros. ValueError: no numbers, NaN or infinity, groups that do not fit.
     """
-    if x.dim() == 0 or not torch.isfinite(x).all():
+    if x.dim() == 0 or x.numel() == 0 or not torch.isfinite(x.float()).all():
         raise ValueError(f"scaling needs finite numbers [..., n], got shape {tuple(x.shape)}")
     width = {PER_TENSOR: x.numel(), PER_CHANNEL: x.shape[-1]}.get(group_size, group_size)
     if width < 1 or (group_size > 0 and x.shape[-1] % width):
