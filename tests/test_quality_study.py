@@ -84,11 +84,13 @@ def fake():
             data = {k: dice.gamma(2, size=32).tolist() for k in ("nll", "nll_reference", "kl")}
             data |= {"change": dice.normal(size=32).tolist(), "flip": dice.random(32).tolist()}
             data |= {"tokens": 320, "kl_quantiles": [0.1, 0.2, 0.3, 0.4], "change_positive": 0.6}
-            found[point] = data | {"kl_naive_error": 0.1}
+            judged = {"kl", "nll", "change", "flip"} - ({"flip"} if "softer" in point else set())
+            found[point] = data | {f"{key}_naive_error": 0.1 for key in judged}
         elif kind == "recipe":
             found[point] = {"nll": dice.normal(3, 0.1, 16).tolist()}
         else:
-            right = (dice.random(80) < 0.5).astype(int).tolist()
+            share = 0 if "humaneval" in point else 0.5  # no solution matches greedily
+            right = (dice.random(80) < share).astype(int).tolist()
             found[point] = {"correct": right, "nll": dice.gamma(2, size=80).tolist()}
     return found
 

@@ -45,17 +45,21 @@ def clustered(values, labels=None):
     """The mean of `values` with its naive and its clustered error: Clustered.
 
     values: [clusters, items] (equal sizes), or [n] with labels [n] that name each item's cluster.
-    ValueError with fewer than two clusters, or where every value is the same.
+    ValueError with fewer than two clusters, for NaN or infinity, or if all values are the same.
     """
     values = np.asarray(values, dtype=np.float64)
     if labels is None and values.ndim != 2:
         raise ValueError(f"values {values.shape} need labels, or the shape [clusters, items]")
-    labels = np.repeat(np.arange(len(values)), values[0].size) if labels is None else labels
+    labels = np.repeat(np.arange(len(values)), values.shape[1]) if labels is None else labels
     names, index = np.unique(np.asarray(labels), return_inverse=True)
     flat = values.ravel()
     if len(index) != len(flat) or len(names) < 2:
         raise ValueError(
             f"{len(flat)} values, {len(index)} labels, {len(names)} clusters: need >= 2"
+        )
+    if not np.isfinite(flat).all():
+        raise ValueError(
+            f"{(~np.isfinite(flat)).sum()} values are not finite: leave them out first"
         )
     residual = flat - flat.mean()
     sums = np.bincount(index, weights=residual)

@@ -47,9 +47,12 @@ class McNemar:
 
 def mcnemar(a, b):
     """Count where two models differ.  a, b: equally long sequences of right (True) and wrong."""
-    a, b = (np.asarray(x, dtype=bool).ravel() for x in (a, b))
+    a, b = (np.asarray(x).ravel() for x in (a, b))
     if a.shape != b.shape or not len(a):
         raise ValueError(f"need the same items for both, at least one: got {len(a)} and {len(b)}")
+    if not np.isin([a, b], (0, 1)).all():
+        raise ValueError("mcnemar takes right (1) and wrong (0); for other scores use a bootstrap")
+    a, b = a.astype(bool), b.astype(bool)
     return McNemar(len(a), int((a & ~b).sum()), int((b & ~a).sum()))
 
 
@@ -91,6 +94,8 @@ def simulate_paired(n, discordant, difference, alpha=0.05, trials=4000, seed=0, 
     exact=False: the test (b - a) / sqrt(a + b) against the normal law, as the formula assumes.
     exact=True: the binomial test, which is never too eager and so finds a little less.
     """
+    good = n >= 1 and abs(difference) <= discordant <= 1
+    _check(alpha, 0.5, good, f"n={n}, discordant={discordant}, difference={difference}")
     generator = np.random.Generator(np.random.PCG64(seed))
     only_b = (discordant + difference) / 2
     shares = [discordant - only_b, only_b, 1 - discordant]
@@ -102,6 +107,8 @@ def simulate_paired(n, discordant, difference, alpha=0.05, trials=4000, seed=0, 
 
 def simulate_unpaired(n, p_a, p_b, alpha=0.05, trials=4000, seed=0):
     """The same for two models with n items of their own each (pooled z-test)."""
+    good = n >= 1 and 0 <= p_a <= 1 and 0 <= p_b <= 1
+    _check(alpha, 0.5, good, f"n={n}, p_a={p_a}, p_b={p_b}")
     generator = np.random.Generator(np.random.PCG64(seed))
     a, b = (generator.binomial(n, p, size=trials) / n for p in (p_a, p_b))
     middle = (a + b) / 2
