@@ -43,10 +43,15 @@ def quantize_model(
     (clip=, scale_dtype=). Raises ValueError naming the layer at fault.
     """
     quantize = METHODS.get(method, method)
-    if not callable(quantize):
+    if not callable(quantize) and not hasattr(quantize, "for_layer"):
         raise ValueError(f"method={method!r}: use one of {sorted(METHODS)} or a function")
+    if hasattr(quantize, "prepare"):  # looks at the model and calibration text first (GPTQ)
+        quantize = quantize.prepare(model, bits, group_size, symmetric, skip, **options)
+        options = {}
     before = resident_bytes(model)
     model = model if inplace else share(model)
+    if hasattr(quantize, "adjust"):  # folds scales into the model that is quantized (AWQ)
+        quantize.adjust(model)
     targets, skipped = find(model, skip)
     report = Report(model, method, bits, group_size, symmetric, simulate, before, [], skipped)
     for name, layer in targets.items():
@@ -91,6 +96,8 @@ def weight_of(layer):
 
 
 def _quantize_layer(quantize, name, layer, bits, group_size, symmetric, options):
+    if hasattr(quantize, "for_layer"):
+        quantize = quantize.for_layer(name)
     try:
         return quantize(weight_of(layer), bits, group_size, symmetric, **options)
     except ValueError as error:

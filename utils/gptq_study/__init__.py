@@ -1,0 +1,1 @@
+"""The study of unit 08: GPTQ on the whole model, what it gains, and where."""
