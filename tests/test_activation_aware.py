@@ -7,7 +7,12 @@ from utils import models
 from utils.quantization import activation_aware, activations, capture, outliers, peers
 from utils.quantization import model as quantize
 
-torch.set_grad_enabled(False)
+
+@pytest.fixture(scope="module", autouse=True)
+def no_gradients():
+    """For this module only: a switch at import would stay off for all tests of the process."""
+    with torch.no_grad():
+        yield
 
 
 def layer(outputs=48, inputs=64, tokens=20, seed=0):

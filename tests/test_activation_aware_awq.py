@@ -8,7 +8,12 @@ from utils import models
 from utils.quantization import activation_aware, awq, capture, quantize_model, rtn, sites
 from utils.quantization.model import share
 
-torch.set_grad_enabled(False)
+
+@pytest.fixture(scope="module", autouse=True)
+def no_gradients():
+    """For this module only: a switch at import would stay off for all tests of the process."""
+    with torch.no_grad():
+        yield
 
 
 @pytest.fixture(scope="module")

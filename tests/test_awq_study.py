@@ -9,7 +9,12 @@ from utils import ledger, models
 from utils.awq_study import points, recipes, study, summary
 from utils.quantization import activation_aware, capture, rtn
 
-torch.set_grad_enabled(False)
+
+@pytest.fixture(scope="module", autouse=True)
+def no_gradients():
+    """For this module only: a switch at import would stay off for all tests of the process."""
+    with torch.no_grad():
+        yield
 
 
 @pytest.fixture(scope="module")
