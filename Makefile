@@ -14,7 +14,7 @@ export TORCH_INDEX
 RUN := .venv/bin/python
 READY := .venv/.installed
 
-.PHONY: help setup book html test check lab labs notebooks records bench mutations new-unit clean
+.PHONY: help setup book html test check lab labs notebooks records bench autogptq mutations new-unit clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 8
@@ -54,6 +54,10 @@ records: setup
 # On a machine with nothing else to do; llama.cpp is optional (requirements-bench.txt).
 bench: setup
 	@$(RUN) -m utils.bench
+
+# Can the archived AutoGPTQ read a checkpoint of unit 08? In an environment of its own, some minutes.
+autogptq: setup
+	@$(RUN) -m utils.quantization.autogptq
 
 mutations: setup
 	@$(RUN) -m utils.course.mutations $(SLUG)
