@@ -15,6 +15,8 @@ from utils.course.lab_files import Lab
 
 ROOT = Path(__file__).resolve().parents[1]
 SLUG, TITLE = "07-activation-aware", "Activation-aware: a try"
+TAKEN = {path.name[:2] for path in (ROOT / "book").glob("[0-9][0-9]-*.md")}
+FREE = next(f"{n:02}-a-trial" for n in range(20, 0, -1) if f"{n:02}" not in TAKEN)
 TOC = """\
 # The book's order.
 format: jb-book
@@ -77,7 +79,7 @@ def copied(tmp_path_factory):
     folder = tmp_path_factory.mktemp("copy") / "course"
     left_out = (".git", ".venv", "_build", "__pycache__", ".*_cache", ".ipynb_checkpoints")
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*left_out))
-    command = ["-m", "utils.course.new_unit", "--slug", SLUG, "--title", TITLE]
+    command = ["-m", "utils.course.new_unit", "--slug", FREE, "--title", TITLE]
     done = _python(folder, *command)
     assert done.returncode == 0, done.stdout
     return folder
@@ -95,21 +97,21 @@ def _python(folder, *arguments):
 @pytest.mark.slow
 def test_a_new_unit_passes_the_courses_structural_tests(copied):
     files = [f"tests/test_{name}.py" for name in ("notebooks", "book", "labs", "mutations")]
-    done = _python(copied, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", SLUG, *files)
+    done = _python(copied, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", FREE, *files)
     assert done.returncode == 0, done.stdout[-3000:]
     assert int(re.search(r"(\d+) passed", done.stdout).group(1)) >= 12
-    again = _python(copied, "-m", "utils.course.new_unit", "--slug", SLUG, "--title", TITLE)
-    assert again.returncode == 1 and "07 exists already" in again.stdout
+    again = _python(copied, "-m", "utils.course.new_unit", "--slug", FREE, "--title", TITLE)
+    assert again.returncode == 1 and f"{FREE[:2]} exists already" in again.stdout
 
 
 @pytest.mark.slow
 def test_its_book_builds_strictly(copied, course):
-    targets = new_unit._targets(SLUG, copied)
+    targets = new_unit._targets(FREE, copied)
     for path in targets:
         target = course / path.relative_to(copied)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
-    contents = toc.with_unit((course / "_toc.yml").read_text(), SLUG)
+    contents = toc.with_unit((course / "_toc.yml").read_text(), FREE)
     (course / "_toc.yml").write_text(contents)
     assert site.build(course, course).exists()
     text = "\n".join(path.read_text(encoding="utf-8") for path in targets)
