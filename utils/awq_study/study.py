@@ -7,13 +7,11 @@ makes them is the same. `make records` runs
 Does not: time anything.
 """
 
-import argparse
-import hashlib
 import json
-import time
+from functools import cache as once
 from pathlib import Path
 
-from utils import cache, ledger
+from utils import ledger, studies
 from utils.awq_study import libraries, points, recipes, summary
 from utils.quantization import activation_aware, activations, awq, capture, outliers, sites
 
@@ -35,8 +33,7 @@ def code_sha256():
         outliers,
         sites,
     )
-    parts = [ledger.file_sha256(module.__file__) for module in used]
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
+    return studies.code_sha256(used)
 
 
 def finished(path=STUDIES / f"{UNIT}.json"):
@@ -49,19 +46,18 @@ def finished(path=STUDIES / f"{UNIT}.json"):
 
 def main(minutes=None, only=None):
     """Run what is missing; True when the record is written."""
-    path, start = STUDIES / f"{UNIT}.json", time.monotonic()
-    found, bench = finished(path), None
-    for point in [p for p in POINTS if p not in found and (only or "") in p]:
-        if minutes and time.monotonic() - start > 60 * minutes:
-            break
-        bench, began = bench or points.Bench(found), time.monotonic()
-        found[point] = bench.run(point)
-        took = time.monotonic() - began
-        print(f"{point}: {took:.0f} s {summary.brief(found[point])}", flush=True)
-        with cache.write_atomically(path) as scratch:
-            scratch.write_text(json.dumps({"code": code_sha256(), "points": found}), "utf-8")
-    if missing := [p for p in POINTS if p not in found]:
-        print(f"{len(POINTS) - len(missing)} of {len(POINTS)} points done; run again to go on")
+    path, found = STUDIES / f"{UNIT}.json", finished()
+    bench = once(lambda: points.Bench(found))
+    if not studies.go_on(
+        path,
+        {"code": code_sha256()},
+        found,
+        POINTS,
+        lambda p: bench().run(p),
+        minutes,
+        only,
+        summary.brief,
+    ):
         return False
     values = {k: ledger.Value(**v) for k, v in summary.values(found).items()}
     print(ledger.record(UNIT, Path(__file__), summary.PROTOCOL, values))
@@ -69,8 +65,4 @@ def main(minutes=None, only=None):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, help="stop after so long; run again to go on")
-    parser.add_argument("--only", help="only points whose name holds this")
-    arguments = parser.parse_args()
-    main(arguments.minutes, arguments.only)
+    studies.command(main, __doc__)

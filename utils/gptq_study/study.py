@@ -7,13 +7,11 @@ is the same. `make records` runs
 Does not: time anything, or choose the factor on evaluation text (summary.py does, on "choice").
 """
 
-import argparse
-import hashlib
 import json
-import time
+from functools import cache as once
 from pathlib import Path
 
-from utils import cache, ledger
+from utils import ledger, studies
 from utils.gptq_study import combined, points, recipes, summary
 from utils.quantization import gptq, gptq_model, hessian, rtn
 from utils.sparsity import sparsegpt, statistics
@@ -26,8 +24,7 @@ STUDIES = ledger.ROOT / "_build" / "studies"
 def code_sha256():
     """Hash of the code that measures; the model and the texts are pinned by their own hashes."""
     used = (points, recipes, gptq, gptq_model, hessian, rtn, sparsegpt, statistics)
-    parts = [ledger.file_sha256(module.__file__) for module in used]
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
+    return studies.code_sha256(used)
 
 
 def finished(path=STUDIES / f"{UNIT}.json"):
@@ -43,20 +40,12 @@ def finished(path=STUDIES / f"{UNIT}.json"):
 
 def main(minutes=None, only=None):
     """Run what is missing; True when the record is written."""
-    path, start = STUDIES / f"{UNIT}.json", time.monotonic()
-    found, bench = finished(path), None
-    for point in [p for p in POINTS if p not in found and (only or "") in p]:
-        if minutes and time.monotonic() - start > 60 * minutes:
-            break
-        bench, began = bench or combined.Bench(STUDIES), time.monotonic()
-        found[point] = bench.run(point)
-        took = time.monotonic() - began
-        print(f"{point}: {took:.0f} s {summary.brief(found[point])}", flush=True)
-        with cache.write_atomically(path) as scratch:
-            codes = {"code": code_sha256(), "combined": combined.code_sha256()}
-            scratch.write_text(json.dumps(codes | {"points": found}), "utf-8")
-    if missing := [p for p in POINTS if p not in found]:
-        print(f"{len(POINTS) - len(missing)} of {len(POINTS)} points done; run again to go on")
+    path, found = STUDIES / f"{UNIT}.json", finished()
+    bench = once(lambda: combined.Bench(STUDIES))
+    codes = {"code": code_sha256(), "combined": combined.code_sha256()}
+    if not studies.go_on(
+        path, codes, found, POINTS, lambda p: bench().run(p), minutes, only, summary.brief
+    ):
         return False
     entries = summary.values({point: found[point] for point in POINTS})
     values = {name: ledger.Value(**entry) for name, entry in entries.items()}
@@ -65,8 +54,4 @@ def main(minutes=None, only=None):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, help="stop after so long; run again to go on")
-    parser.add_argument("--only", help="only points whose name holds this")
-    arguments = parser.parse_args()
-    main(arguments.minutes, arguments.only)
+    studies.command(main, __doc__)

@@ -7,13 +7,11 @@ is the same. `make records` runs
 Does not: time anything.
 """
 
-import argparse
-import hashlib
 import json
-import time
+from functools import cache as once
 from pathlib import Path
 
-from utils import cache, ledger, protocols, quality, scoring, tasks
+from utils import ledger, protocols, quality, scoring, studies, tasks
 from utils.quality_study import points, summary, variants
 
 UNIT = "04-quality"
@@ -37,8 +35,7 @@ STUDIES = ledger.ROOT / "_build" / "studies"
 
 def code_sha256():
     """Hash of the code that measures; the model and the texts are pinned by their own hashes."""
-    files = [m.__file__ for m in (points, variants, quality, protocols, tasks, scoring)]
-    return hashlib.sha256("".join(map(ledger.file_sha256, files)).encode()).hexdigest()
+    return studies.code_sha256((points, variants, quality, protocols, tasks, scoring))
 
 
 def finished(path=STUDIES / f"{UNIT}.json"):
@@ -51,18 +48,11 @@ def finished(path=STUDIES / f"{UNIT}.json"):
 
 def main(minutes=None, only=None):
     """Run what is missing; True when the record is written."""
-    path, start = STUDIES / f"{UNIT}.json", time.monotonic()
-    found, bench = finished(path), None
-    for point in [p for p in POINTS if p not in found and (only or "") in p]:
-        if minutes and time.monotonic() - start > 60 * minutes:
-            break
-        bench, began = bench or points.Bench(), time.monotonic()
-        found[point] = bench.run(point)
-        print(f"{point}: {time.monotonic() - began:.0f} s", flush=True)
-        with cache.write_atomically(path) as scratch:
-            scratch.write_text(json.dumps({"code": code_sha256(), "points": found}), "utf-8")
-    if missing := [p for p in POINTS if p not in found]:
-        print(f"{len(POINTS) - len(missing)} of {len(POINTS)} points done; run again to go on")
+    path, found = STUDIES / f"{UNIT}.json", finished()
+    bench = once(points.Bench)
+    if not studies.go_on(
+        path, {"code": code_sha256()}, found, POINTS, lambda p: bench().run(p), minutes, only
+    ):
         return False
     values = {k: ledger.Value(**v) for k, v in summary.values(found).items()}
     print(ledger.record(UNIT, Path(__file__), summary.PROTOCOL, values))
@@ -70,8 +60,4 @@ def main(minutes=None, only=None):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, help="stop after so long; run again to go on")
-    parser.add_argument("--only", help="only points whose name holds this")
-    arguments = parser.parse_args()
-    main(arguments.minutes, arguments.only)
+    studies.command(main, __doc__)
