@@ -165,7 +165,6 @@ def test_bad_input_is_named(table):
             hardware.judge(claimed, table["l4"], "llama-3-8b", 4)
 
 
-@pytest.mark.skipif(not RECORD.exists(), reason="the notebook of unit 03 was not recorded yet")
 def test_the_record_holds_these_ceilings(table):
     values = json.loads(RECORD.read_text(encoding="utf-8"))["values"]
     for key, platform in table.items():

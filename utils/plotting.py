@@ -35,3 +35,10 @@ def style():
             "savefig.dpi": 110,
         }
     )
+
+
+def save_svg(figure, path):
+    """Write an SVG with the same bytes on every run, its letters as paths, and close the figure."""
+    with plt.rc_context({"svg.hashsalt": path.name, "svg.fonttype": "path"}):
+        figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)

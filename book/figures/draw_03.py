@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from utils.plotting import COLOURS, HATCHES, MARKERS
+from utils.plotting import COLOURS, HATCHES, MARKERS, save_svg
 
 HERE = Path(__file__).parent
 BANDWIDTH, PEAK = 30.0, 120.0  # GB/s, GFLOP/s
@@ -41,7 +41,7 @@ def draw_roof():
     ax.minorticks_off()
     ax.set(xlabel="operational intensity (FLOP per byte)", ylabel="attainable GFLOP/s")
     ax.legend(title="texts beside each mark", fontsize=8, title_fontsize=8, loc="lower right")
-    save(fig, "03-roof.svg")
+    save_svg(fig, HERE / "03-roof.svg")
 
 
 def bar(ax, row, start, length, colour, hatch, label):
@@ -71,17 +71,9 @@ def draw_schedule():
         for side in ("top", "right"):
             ax.spines[side].set_visible(False)
     axes[1].set_xlabel("step")
-    save(fig, "03-schedule.svg")
-
-
-def save(fig, name):
-    """Write an SVG that is the same on every run."""
-    plt.rcParams["svg.hashsalt"] = name
-    fig.savefig(HERE / name, metadata={"Date": None})
-    plt.close(fig)
+    save_svg(fig, HERE / "03-schedule.svg")
 
 
 if __name__ == "__main__":
-    plt.rcParams["svg.fonttype"] = "path"
     draw_roof()
     draw_schedule()

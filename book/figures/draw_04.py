@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from utils.plotting import COLOURS
+from utils.plotting import COLOURS, save_svg
 
 HERE = Path(__file__).parent
 BLUE, ORANGE, GREEN = COLOURS[:3]
@@ -50,7 +50,7 @@ def draw_protocols():
         top = max(row for _, row, _ in windows) + 1
         ax.set(xlim=(-0.3, LENGTH + 0.3), ylim=(-0.2, top))
         ax.axis("off")
-    save(fig, "04-protocols.svg")
+    save_svg(fig, HERE / "04-protocols.svg")
 
 
 def draw_pairs():
@@ -74,17 +74,9 @@ def draw_pairs():
     ax.text(3.2, 1, "a: 91 %\nb: 89 %\ndiscordant: 10 %", va="center", fontsize=11)
     ax.set(xlim=(0.2, 4.6), ylim=(-0.1, 2.3))
     ax.axis("off")
-    save(fig, "04-pairs.svg")
-
-
-def save(fig, name):
-    """Write an SVG that is the same on every run."""
-    plt.rcParams["svg.hashsalt"] = name
-    fig.savefig(HERE / name, metadata={"Date": None})
-    plt.close(fig)
+    save_svg(fig, HERE / "04-pairs.svg")
 
 
 if __name__ == "__main__":
-    plt.rcParams["svg.fonttype"] = "path"
     draw_protocols()
     draw_pairs()

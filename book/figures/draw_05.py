@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from utils.plotting import COLOURS
+from utils.plotting import COLOURS, save_svg
 from utils.quantization import formats
 
 HERE = Path(__file__).parent
@@ -46,7 +46,7 @@ def draw_bits():
         ax.text(x, 0.95, text, ha="center", fontsize=9)
     ax.set(xlim=(-5.5, 36), ylim=(-len(SHOWN) + 0.8, 1.5))
     ax.axis("off")
-    save(fig, "05-bits.svg")
+    save_svg(fig, HERE / "05-bits.svg")
 
 
 def draw_blocks():
@@ -66,17 +66,9 @@ def draw_blocks():
         ax.text(scale_bits + 2.5 + count * 1.6, y + 0.36, also, va="center", fontsize=8)
     ax.set(xlim=(-7, 64), ylim=(-0.3, 2.6))
     ax.axis("off")
-    save(fig, "05-blocks.svg")
-
-
-def save(fig, name):
-    """Write an SVG that is the same on every run."""
-    plt.rcParams["svg.hashsalt"] = name
-    fig.savefig(HERE / name, metadata={"Date": None})
-    plt.close(fig)
+    save_svg(fig, HERE / "05-blocks.svg")
 
 
 if __name__ == "__main__":
-    plt.rcParams["svg.fonttype"] = "path"
     draw_bits()
     draw_blocks()

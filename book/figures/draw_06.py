@@ -10,7 +10,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from utils.plotting import COLOURS
+from utils.plotting import COLOURS, save_svg
 
 HERE = Path(__file__).parent
 WEIGHTS = [-0.62, 0.17, 0.44, -0.05, 1.40]
@@ -42,7 +42,7 @@ def draw_grids():
     grid_line(axes[0], 0.2, range(-7, 8), 0, "symmetric: step 0.20, code 0 is the number 0")
     step = 2.02 / 15
     grid_line(axes[1], step, range(16), 5, f"asymmetric: step {step:.3f}, code 5 is the number 0")
-    save(fig, "06-grids.svg")
+    save_svg(fig, HERE / "06-grids.svg")
 
 
 def draw_packing():
@@ -61,17 +61,9 @@ def draw_packing():
     ax.text(8.3, 0.5, "= 0x78", va="center", fontsize=12)
     ax.set(xlim=(-0.2, 10), ylim=(-0.6, 2.1))
     ax.axis("off")
-    save(fig, "06-packing.svg")
-
-
-def save(fig, name):
-    """Write an SVG that is the same on every run."""
-    plt.rcParams["svg.hashsalt"] = name
-    fig.savefig(HERE / name, metadata={"Date": None})
-    plt.close(fig)
+    save_svg(fig, HERE / "06-packing.svg")
 
 
 if __name__ == "__main__":
-    plt.rcParams["svg.fonttype"] = "path"
     draw_grids()
     draw_packing()

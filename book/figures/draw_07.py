@@ -10,7 +10,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from utils.plotting import COLOURS
+from utils.plotting import COLOURS, save_svg
 
 HERE = Path(__file__).parent
 BLUE, ORANGE, GREEN = COLOURS[:3]
@@ -43,7 +43,7 @@ def draw_split():
     ax.text(24.7, 4.3, "the loud column, float", ha="center", fontsize=9)
     ax.set(xlim=(-0.3, 28), ylim=(-1.2, 6), aspect="equal")
     ax.axis("off")
-    save(fig, "07-split.svg")
+    save_svg(fig, HERE / "07-split.svg")
 
 
 def box(ax, x, y, text, colour):
@@ -77,16 +77,9 @@ def draw_sites():
         ax.text(6.6, y + 0.12, between, ha="center", va="bottom", fontsize=7.5)
     ax.set(xlim=(-1.2, 9.2), ylim=(0.2, 3.4))
     ax.axis("off")
-    save(fig, "07-sites.svg")
-
-
-def save(fig, name):
-    plt.rcParams["svg.hashsalt"] = name
-    fig.savefig(HERE / name, metadata={"Date": None})
-    plt.close(fig)
+    save_svg(fig, HERE / "07-sites.svg")
 
 
 if __name__ == "__main__":
-    plt.rcParams["svg.fonttype"] = "path"
     draw_split()
     draw_sites()
