@@ -45,19 +45,17 @@ def test_bytes_are_counted_as_stream_counts_them(kernel, monkeypatch):
     assert all(a.size == 8 for share in seen for a in share[named:])
 
 
-def test_a_timing_is_long_enough_and_per_pass():
-    passes = []
+def test_a_timing_is_long_enough_and_per_pass(monkeypatch):
+    passes, now = [], [0.0]
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: now[0])
 
     def work(times):
         passes.append(times)
-        end = machine.time.perf_counter() + 2e-4 * times
-        while machine.time.perf_counter() < end:
-            pass
+        now[0] += 2e-4 * times
 
-    seconds = machine.seconds_per_pass(work, [()], repeats=2)
-    assert 2e-4 <= seconds < 2e-3
-    assert passes[-1] * 2e-4 >= machine.SHORTEST / 1.5
-    assert passes[-3:] == [passes[-1]] * 3  # the last trial and both repeats
+    assert machine.seconds_per_pass(work, [()], repeats=2) == pytest.approx(2e-4)
+    assert passes == [1, 1, 8, 64, 64, 64]  # a warm-up, trials, and both repeats of the last one
+    assert 64 * 2e-4 >= machine.SHORTEST > 8 * 2e-4
 
 
 def test_threads_share_the_work(monkeypatch):
