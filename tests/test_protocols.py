@@ -107,6 +107,7 @@ def test_three_protocols_three_numbers_and_each_says_how(tiny, ids):
     [
         (Protocol("x", 1), "context >= 2"),
         (Protocol("x", 16, 17), "stride"),
+        (Protocol("x", 16, 0), "stride"),
         (Protocol("x", 16, 16, bos=1), "stride"),
         (Protocol("x", 16, history=16), "history < context"),
         (Protocol("x", 16, history=0), "history"),
@@ -119,6 +120,9 @@ def test_impossible_protocols_are_refused(tiny, ids, protocol, message):
         protocols.token_losses(tiny, ids, protocol)
     with pytest.raises(ValueError, match="one text"):
         protocols.token_losses(tiny, ids[None], Protocol("x", 16))
+    for length in (0, 1):
+        with pytest.raises(ValueError, match="no token to score"):
+            protocols.token_losses(tiny, ids[:length], Protocol("x", 16))
 
 
 def test_normalised_by_hand():

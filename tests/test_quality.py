@@ -117,6 +117,9 @@ def test_three_protocols_give_three_numbers_and_say_so(tiny):
         (torch.arange(5), {}, "rows, length"),
         (torch.zeros(1, 5, dtype=torch.long), {"context": 1}, "context"),
         (torch.zeros(1, 5, dtype=torch.long), {"context": 4, "stride": 5}, "stride"),
+        (torch.zeros(1, 5, dtype=torch.long), {"context": 4, "stride": 0}, "stride"),
+        (torch.zeros(1, 5, dtype=torch.long), {"context": 0}, "context"),
+        (torch.zeros(1, 0, dtype=torch.long), {}, "context"),
         (torch.zeros(1, 1, dtype=torch.long), {}, "context"),
         (torch.zeros(1, 5, dtype=torch.long), {"attention_mask": torch.ones(1, 4)}, "mask"),
         (

@@ -41,7 +41,7 @@ class Protocol:
     @property
     def step(self):
         """Tokens between the starts of two windows."""
-        return self.stride or self.room
+        return self.room if self.stride is None else self.stride
 
     def __str__(self):
         bos = "no BOS added" if self.bos is None else f"BOS (id {self.bos}) in each window"
@@ -125,6 +125,8 @@ def normalised(nats, tokens, text):
 def _check(ids, protocol):
     if ids.ndim != 1:
         raise ValueError(f"ids must be one text [length], got shape {tuple(ids.shape)}")
+    if len(ids) < 2:
+        raise ValueError(f"no token to score: the text has {len(ids)} token(s), give two or more")
     if protocol.context < 2 or not 1 <= protocol.step <= protocol.room:
         raise ValueError(f"need 1 <= stride <= tokens per window and context >= 2: {protocol}")
     if not 1 <= protocol.history < protocol.context:

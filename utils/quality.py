@@ -82,8 +82,8 @@ def perplexity(model, ids, context=None, stride=None, attention_mask=None, batch
     Raises ValueError for bad shapes, an impossible stride or nothing to score.
     """
     ids, mask = _check_ids(ids, attention_mask)
-    context = context or ids.shape[1]
-    stride = stride or context
+    context = ids.shape[1] if context is None else context
+    stride = context if stride is None else stride
     if context < 2 or not 1 <= stride <= context:
         raise ValueError(f"need 2 <= context and 1 <= stride <= context, got {context}, {stride}")
     total, tokens = 0.0, 0

@@ -1,9 +1,9 @@
 """The variants of one model that unit 04 judges: rounded, pruned, sharpened, tuned.
 
 `make(name, model, calibration)` returns a model that shares what it doesn't change.
-Names: "int8", "int4-g64", "int4-g64-mse" (asymmetric, clip by squared error), "prune-30",
+Names: a grid of GRIDS ("int8", "int4-g64"), with "-mse" (clip by squared error), "prune-30",
 "softer" (logits divided by 1.1), "tuned" (norms trained on other text of the same kind),
-"int4-tuned" (rounded, then the norms trained), "recipe-3" (4 bits, a random clip per layer).
+"int4-g64-tuned" (rounded, then the norms trained), "recipe-3" (4 bits, a random clip per layer).
 """
 
 import copy
