@@ -20,6 +20,7 @@ from utils.kernels import backends, select, spec
 from utils.speculative.cached import common_prefix
 
 LONGEST = 2048
+_NONE = torch.empty(0)
 
 
 class Engine(Generator):
@@ -31,6 +32,8 @@ class Engine(Generator):
     answer (default: 2048, or what the model is made for if that is less). batch: texts at a time.
     threads: default, as many as torch uses (OMP_NUM_THREADS).
     max_rows: rows of one step; longer prompts are cut. backend: "numba", "triton", "torch".
+    states: counts of layers, e.g. (3, 30); `engine.states` then holds what each row of the last
+    call had become after so many layers, before the final norm: fp32 [rows, len(states), hidden].
     ValueError before any work for what the engine can't run.
     """
 
@@ -45,6 +48,7 @@ class Engine(Generator):
         max_rows=64,
         backend=None,
         device=None,
+        states=(),
     ):
         if batch < 1 or max_rows < 1 or (threads is not None and threads < 1):
             raise ValueError(f"batch={batch}, max_rows={max_rows}, threads={threads}: need >= 1")
@@ -56,6 +60,7 @@ class Engine(Generator):
         self.max_tokens, self.batch, self.max_rows = max_tokens, batch, max(max_rows, batch)
         self.backend_name = backend or backends.choose(device)
         backends.check(self.backend_name, self.spec)
+        self._keeps = _checked_states(states, self.spec.layers)
         stored = self._noted(select.each(model, self.spec, weights, group_size))
         self.backend = backends.make(
             self.backend_name,
@@ -66,6 +71,7 @@ class Engine(Generator):
             threads or min(device.threads, torch.get_num_threads()),
             self.max_rows,
             device.torch,
+            self._keeps,
         )
         self.reset()
 
@@ -93,7 +99,7 @@ class Engine(Generator):
 
     def reset(self):
         """Forget all texts. A stream that was not read to its end is over."""
-        self.turn = object()
+        self.turn, self.states = object(), _NONE
         self.texts = [[] for _ in range(self.batch)]
 
     def length(self, slot=0):
@@ -106,24 +112,29 @@ class Engine(Generator):
             raise ValueError(f"crop to {length}: slot {slot} holds {self.length(slot)} tokens")
         del self.texts[slot][length:]
 
-    def step(self, ids, slot=0, rows=None, keep=True):
+    def step(self, ids, slot=0, rows=None, keep=True, inputs=None):
         """Append `ids` to a slot; logits fp32 [rows, V] of the last `rows` (default: all).
 
         keep=False: where one step suffices the logits aren't copied; the next step overwrites them.
+        inputs: fp32 [len(ids), hidden] to start from in place of the ids' embeddings.
         """
         ids = self._checked(ids, slot)
+        self._check_inputs(inputs, len(ids))
         rows = len(ids) if rows is None else rows
         if not 0 < rows <= len(ids):
             raise ValueError(f"rows={rows}: between 1 and the {len(ids)} tokens of this step")
-        parts = []
+        parts, states = [], []
         for start in range(0, len(ids), self.max_rows):
             chunk = ids[start : start + self.max_rows]
+            given = None if inputs is None else inputs[start : start + self.max_rows]
             first_wanted = max(0, len(ids) - rows - start)
             wanted = range(min(first_wanted, len(chunk)), len(chunk))
-            logits = self._run(chunk, [slot] * len(chunk), wanted)
+            logits = self._run(chunk, [slot] * len(chunk), wanted, given)
+            states.append(self.states)
             if len(wanted):
                 alone = start == 0 and len(chunk) == len(ids)
                 parts.append(_kept(logits) if keep or not alone else logits)
+        self.states = states[0] if len(states) == 1 else torch.cat(states)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def decode(self, ids, slots=None):
@@ -155,13 +166,20 @@ class Engine(Generator):
         if hasattr(self.backend, "close"):
             self.backend.close()
 
-    def _run(self, tokens, slots, wanted):
+    def _run(self, tokens, slots, wanted, inputs=None):
         """One step of at most max_rows rows; texts are advanced. Logits: valid until the next."""
         positions = []
         for token, slot in zip(tokens, slots, strict=True):
             positions.append(self.length(slot))
             self.texts[slot].append(token)
-        return self.backend.step(tokens, slots, positions, wanted)
+        logits = self.backend.step(tokens, slots, positions, wanted, inputs)
+        self.states = _kept(self.backend.states(len(tokens))) if self._keeps else _NONE
+        return logits
+
+    def _check_inputs(self, inputs, rows):
+        wanted = (rows, self.spec.hidden)
+        if inputs is not None and tuple(inputs.shape) != wanted:
+            raise ValueError(f"inputs {tuple(inputs.shape)}: this step takes {wanted}")
 
     def _checked(self, ids, slot, held=None):
         """The ids as a list of ints that fit behind `held` tokens (default: all), or ValueError."""
@@ -182,6 +200,13 @@ class Engine(Generator):
                 f"at max_tokens={self.max_tokens}; make the engine with a larger max_tokens"
             )
         return ids
+
+
+def _checked_states(states, layers):
+    wrong = [n for n in states if not 0 <= n <= layers]
+    if wrong or len(set(states)) != len(states):
+        raise ValueError(f"states={tuple(states)}: different counts of layers from 0 to {layers}")
+    return tuple(states)
 
 
 def _kept(logits):

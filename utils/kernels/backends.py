@@ -4,8 +4,9 @@
     triton   CUDA and ROCm             compiled products, the rest in torch
     torch    MPS, and anything else    torch operators; nothing is compiled
 
-Each offers step(tokens, slots, positions, wanted) -> logits, nbytes_weights, nbytes_cache. Rows of
-one step give the same bits as the same rows one by one with numba; see the module of each back end.
+Each offers step(tokens, slots, positions, wanted, inputs) -> logits, states(rows), nbytes_weights,
+nbytes_cache. Rows of one step give the same bits as the same rows one by one with numba; see the
+module of each back end.
 """
 
 import importlib.util
@@ -36,15 +37,15 @@ def check(name, spec):
         )
 
 
-def make(name, spec, weights, slots, max_tokens, threads, max_rows, device):
+def make(name, spec, weights, slots, max_tokens, threads, max_rows, device, states=()):
     """The step object of a back end that `check` has let pass. weights: see `select.each`."""
     if name == "numba":
         from utils.kernels.numba_step import NumbaStep
 
-        return NumbaStep(spec, weights, slots, max_tokens, threads, max_rows)
+        return NumbaStep(spec, weights, slots, max_tokens, threads, max_rows, states)
     from utils.kernels.torch_step import TorchStep
 
-    return TorchStep(spec, dict(weights), slots, max_tokens, device, _linear(name))
+    return TorchStep(spec, dict(weights), slots, max_tokens, device, _linear(name), states)
 
 
 def _linear(name):

@@ -30,10 +30,13 @@ def _compiled():
 
 
 class NumbaStep:
-    """The model's forward on the CPU. weights: pairs (matrix name, Weight), see `select.each`."""
+    """The model's forward on the CPU. weights: pairs (matrix name, Weight), see `select.each`.
 
-    def __init__(self, spec, weights, slots, max_tokens, threads, max_rows):
-        self.spec, self.threads, self.max_rows = spec, threads, max_rows
+    states: after how many layers `states` keeps each row (0: what enters the first).
+    """
+
+    def __init__(self, spec, weights, slots, max_tokens, threads, max_rows, states=()):
+        self.spec, self.threads, self.max_rows, self.kept = spec, threads, max_rows, states
         self.packed = self._pack(weights)
         self.biases = {n: _vector(b) for n, b in spec.biases.items()}
         self.state = self._state(slots, _up(max_tokens, attention.BLOCK))
@@ -72,16 +75,26 @@ class NumbaStep:
         parts = [part for part in self.state if part.base is None]
         return sum(part.nbytes for part in parts) - self.nbytes_cache
 
-    def step(self, tokens, slots, positions, wanted):
-        """Logits fp32 [len(wanted), vocabulary], valid until the next step; see step.py."""
+    def step(self, tokens, slots, positions, wanted, inputs=None):
+        """Logits fp32 [len(wanted), vocabulary], valid until the next step; see step.py.
+
+        inputs: fp32 [len(tokens), hidden] to start from in place of the tokens' embeddings.
+        """
         state, rows = self.state, len(tokens)
         state.counts[:] = rows, len(wanted)
         state.slots[:rows], state.positions[:rows] = slots, positions
         state.wanted[: len(wanted)] = wanted
-        embedding = self.packed["model.embed_tokens"]
-        state.x[:rows, : self.spec.hidden] = layout.rows(embedding, tokens)[:, : self.spec.hidden]
+        if inputs is None:
+            given = layout.rows(self.packed["model.embed_tokens"], tokens)
+        else:
+            given = inputs.cpu().numpy()
+        state.x[:rows, : self.spec.hidden] = given[:, : self.spec.hidden]
         self.team.run()
         return torch.from_numpy(state.logits[: len(wanted), : self.spec.vocabulary])
+
+    def states(self, rows):
+        """fp32 [rows, len(kept), hidden] of the last step's first rows; valid until the next."""
+        return torch.from_numpy(self.state.kept[:, :rows]).transpose(0, 1)
 
     def close(self):
         """End the threads."""
@@ -106,6 +119,7 @@ class NumbaStep:
         return step.Model(
             matrices=np.array([[self._row(name) for name in row] for row in names], np.int64),
             head=np.array(self._row(spec.head), np.int64),
+            keep=self._places(),
             attention_norm=norms["attention"],
             mlp_norm=norms["mlp"],
             final_norm=norms["final"],
@@ -119,6 +133,11 @@ class NumbaStep:
             intermediate=spec.intermediate,
             attention_scale=np.float32(spec.head_dim**-0.5),
         )
+
+    def _places(self):
+        places = np.full(self.spec.layers + 1, -1, np.int64)
+        places[list(self.kept)] = range(len(self.kept))
+        return places
 
     def _row(self, name):
         packed, bias = self.packed[name], self.biases.get(name)
@@ -160,6 +179,7 @@ class NumbaStep:
             up=floats(rows, _up(s.intermediate)),
             act=floats(rows, _up(s.intermediate)),
             logits=floats(rows, _up(s.vocabulary)),
+            kept=floats(len(self.kept), rows, s.hidden),
             partial=floats(rows, s.kv_heads, blocks, group, s.head_dim + 16),
             normed=floats(threads, rows, _up(width)),
             whole=np.zeros((threads, rows, widest), np.int16),

@@ -27,10 +27,14 @@ ROWS, WANTED = range(2)
 
 
 class Model(NamedTuple):
-    """matrices: int64 [layers, 7, COLUMNS], head: [COLUMNS]; norms fp32; cos, sin [T, head_dim]."""
+    """matrices: int64 [layers, 7, COLUMNS], head: [COLUMNS]; norms fp32; cos, sin [T, head_dim].
+
+    keep [layers + 1]: where in `State.kept` the rows that enter this layer go; -1: nowhere.
+    """
 
     matrices: np.ndarray
     head: np.ndarray
+    keep: np.ndarray
     attention_norm: np.ndarray
     mlp_norm: np.ndarray
     final_norm: np.ndarray
@@ -49,7 +53,7 @@ class State(NamedTuple):
     """Buffers. Rows of fp32 numbers end on a multiple of 64, filled up with zeros.
 
     keys [slots, layers, kv_heads, T / 16, head_dim, 16], values [slots, layers, kv_heads, T,
-    head_dim]. The last seven belong to one thread each: first index.
+    head_dim], kept [states, rows, hidden]. The last seven belong to one thread each: first index.
     """
 
     counts: np.ndarray
@@ -66,6 +70,7 @@ class State(NamedTuple):
     up: np.ndarray
     act: np.ndarray
     logits: np.ndarray
+    kept: np.ndarray
     partial: np.ndarray
     normed: np.ndarray
     whole: np.ndarray
@@ -236,12 +241,24 @@ def mlp_act(state, rows, first, last):
 
 
 @inner
+def keep_rows(layer, model, state, thread, threads, rows):
+    """Copy the rows that enter `layer` (the last: the final norm) where somebody asked for them."""
+    place = model.keep[layer]
+    if place >= 0:
+        first, last = share(rows, thread, threads)
+        for m in range(first, last):
+            for j in range(model.hidden):
+                state.kept[place, m, j] = state.x[m, j]
+
+
+@inner
 def forward(team, thread, threads, model, state):
     """The whole step; on return the logits of the wanted rows are there (after the barrier)."""
     rows, wanted = state.counts[ROWS], state.counts[WANTED]
     for layer in range(model.matrices.shape[0]):
         w = model.matrices[layer]
         barrier(team, thread, threads)
+        keep_rows(layer, model, state, thread, threads, rows)
         whole = w[Q, INTEGER] or w[K, INTEGER] or w[V, INTEGER]
         x = norm_rows(state.x, model.attention_norm[layer], model, state, thread, rows, whole)
         product(w[Q], x, state.q, rows, 0, state, thread, threads)
@@ -266,6 +283,7 @@ def forward(team, thread, threads, model, state):
             round_rows(state.act, state, thread, rows, model.intermediate)
         product(w[DOWN], state.act, state.x, rows, 1, state, thread, threads)
     barrier(team, thread, threads)
+    keep_rows(model.matrices.shape[0], model, state, thread, threads, rows)
     head_rows(model, state, thread, threads, wanted)
     barrier(team, thread, threads)
 

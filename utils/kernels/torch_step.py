@@ -27,12 +27,15 @@ class TorchStep:
     """The model on a device. linear: TorchLinear, or TritonLinear on CUDA and ROCm.
 
     weights: {name: Weight} for all of spec.matrices(). slots: sequences that the cache has room
-    for, each of max_tokens. ValueError for missing or misshapen weights and too many tokens.
+    for, each of max_tokens. states: after how many layers `states` keeps each row (0: what enters
+    the first). ValueError for missing or misshapen weights and too many tokens.
     """
 
-    def __init__(self, spec, weights, slots, max_tokens, device="cpu", linear=TorchLinear):
+    def __init__(
+        self, spec, weights, slots, max_tokens, device="cpu", linear=TorchLinear, states=()
+    ):
         _check_weights(spec, weights, max_tokens)
-        self.spec, self.slots, self.max_tokens = spec, slots, max_tokens
+        self.spec, self.slots, self.max_tokens, self.kept = spec, slots, max_tokens, states
         self.device = torch.device(device)
         self.linears = {name: linear(weights[name], device) for name in spec.matrices()}
         self.biases = {name: bias.to(device) for name, bias in spec.biases.items()}
@@ -53,11 +56,12 @@ class TorchStep:
         return self.keys.nbytes + self.values.nbytes
 
     @torch.no_grad()
-    def step(self, tokens, slots, positions, wanted):
+    def step(self, tokens, slots, positions, wanted, inputs=None):
         """Run rows through the model; returns logits fp32 [len(wanted), V], on the device.
 
         tokens, slots, positions: equally long sequences of int; row m is tokens[m], at
         positions[m] of slots[m]. wanted: the rows whose logits are returned, in this order.
+        inputs: fp32 [len(tokens), hidden] to start from in place of the tokens' embeddings.
         ValueError for numbers out of range and for two rows at one position of a slot.
         """
         tokens, slots, positions, wanted = map(_whole, (tokens, slots, positions, wanted))
@@ -66,13 +70,23 @@ class TorchStep:
             return torch.empty(0, self.spec.vocabulary, device=self.device)
         places = self._tensor(slots), self._tensor(positions)
         views = [self._view(slot, slots, positions) for slot in sorted(set(slots))]
-        x = self.linears[EMBEDDING].rows.take(self._tensor(tokens)).dense()
+        x = inputs.to(self.device) if inputs is not None else self._embedded(tokens)
+        self._after = {0: x}
         for layer in range(self.spec.layers):
             x = x + self._attention(layer, self._norm(x, "attention", layer), places, views)
             x = x + self._mlp(layer, self._norm(x, "mlp", layer))
+            if layer + 1 in self.kept:
+                self._after[layer + 1] = x
         if not wanted:
             return x.new_empty(0, self.spec.vocabulary)
         return self._multiply(self.spec.head, self._norm(x[self._tensor(wanted)], "final"))
+
+    def states(self, rows):
+        """fp32 [rows, len(kept), hidden] of the first rows of the last step."""
+        return torch.stack([self._after[n][:rows] for n in self.kept], dim=1)
+
+    def _embedded(self, tokens):
+        return self.linears[EMBEDDING].rows.take(self._tensor(tokens)).dense()
 
     def _attention(self, layer, n, places, views):
         """n [M, hidden] -> [M, hidden]; writes the keys and values of all rows first."""
