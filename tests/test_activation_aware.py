@@ -29,6 +29,8 @@ def test_dynamic_by_hand():
     assert codes.tolist() == [[127, -50, 1], [0, 0, 0]]
     assert scale[:, 0].tolist() == pytest.approx([0.01, 1.0])
     assert activations.dynamic(torch.tensor([[1.0, 2.0], [2.54, 0.0]]), "tensor")[1] == 0.02
+    codes, scale = activations.dynamic(torch.tensor([[1e-45, 0.0]]))  # 1e-45 / 127 is 0 in fp32
+    assert codes.tolist() == [[0, 0]] and scale.item() == 1.0
 
 
 def test_static_by_hand():
@@ -172,12 +174,45 @@ def test_a_whole_model_and_its_original():
     assert torch.equal(model(ids).logits, before)
 
 
-@pytest.mark.parametrize("call", [
-    lambda x, w: activation_aware.dynamic_int8(x, w, per="channel"),
-    lambda x, w: activation_aware.dynamic_int8(x * float("nan"), w),
-    lambda x, w: activation_aware.static_int8(x, w, 0.0, float("inf")),
-    lambda x, w: activation_aware.llm_int8(x, w, threshold=0.0),
+def test_one_token_alone_and_no_token():
+    """A layer takes what nn.Linear takes: a vector, any batch shape, an empty batch."""
+    x, w = layer()
+    for made in (activations.Dynamic(), activations.Static.over(-4, 4), outliers.Decomposed(2.0)):
+        linear = activations.Int8Linear(w, None, made)
+        torch.testing.assert_close(linear(x[3]), linear(x[3:4])[0])
+        assert linear(x[:0]).shape == (0, 48)
+
+
+def test_views_give_the_same_as_copies():
+    """Field case 5: strided tokens and a transposed weight."""
+    x, w = layer()
+    for made in (activations.Dynamic(), activations.Static.over(-4, 4), outliers.Decomposed(2.0)):
+        plain = activations.Int8Linear(w, None, made)(x[::2].contiguous())
+        assert torch.equal(activations.Int8Linear(w.T.contiguous().T, None, made)(x[::2]), plain)
+
+
+def nan_beside_an_outlier(x):
+    """Column 3 holds NaN and 9.0: a float column, which no int8 code ever sees."""
+    x[0, 3], x[1, 3] = float("nan"), 9.0
+    return x
+
+
+@pytest.mark.parametrize("call, says", [
+    (lambda x, w: activation_aware.dynamic_int8(x, w, per="channel"), "token"),
+    (lambda x, w: activation_aware.dynamic_int8(x * float("nan"), w), "NaN"),
+    (lambda x, w: activation_aware.dynamic_int8(x.double() * 1e300, w), "infinity"),
+    (lambda x, w: activation_aware.dynamic_int8(x[:, :-1], w), "64 inputs"),
+    (lambda x, w: activations.dynamic(x[:, :0]), "channels"),
+    (lambda x, w: activation_aware.static_int8(x, w, 0.0, float("inf")), "finite"),
+    (lambda x, w: activation_aware.static_int8(x, w, 5.0, -5.0), "exchanged"),
+    (lambda x, w: activations.Static(0.0, 0).product(x, w, 1.0), "static_grid"),
+    (lambda x, w: activations.Static(1.0, 300).product(x, w, 1.0), "static_grid"),
+    (lambda x, w: activation_aware.llm_int8(x, w, threshold=0.0), "above 0"),
+    (lambda x, w: activation_aware.llm_int8(nan_beside_an_outlier(x), w), "NaN"),
+    (lambda x, w: capture.ends(x[:0]), "at least one"),
+    (lambda x, w: capture.ends(x * float("inf")), "finite"),
+    (lambda x, w: capture.collect(models.tiny(), torch.ones(1, 4).long(), skip_first=4), "nothing"),
 ])  # fmt: skip
-def test_bad_input_is_named(call):
-    with pytest.raises(ValueError):
+def test_bad_input_is_named(call, says):
+    with pytest.raises(ValueError, match=says):
         call(*layer())

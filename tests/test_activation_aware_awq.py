@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from utils import models
@@ -82,10 +83,39 @@ def test_unknown_models_are_refused():
         sites.find(model)
 
 
+FAMILY = dict(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, head_dim=8,
+    num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2,
+    bos_token_id=1, eos_token_id=2, pad_token_id=0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("family, says", [
+    ("Gemma", "follow its weight"), ("Phi", "post_attention"), ("Olmo2", "input_layernorm"),
+    ("Mixtral", "gate_proj"), ("Phi3", "q_proj"), ("Llama", None), ("Qwen2", None),
+])  # fmt: skip
+def test_only_models_that_keep_their_function_are_folded(family, says):
+    """Gemma's gain is 1 + w; in Phi the MLP reads the same norm; Olmo2's norms come after."""
+    config = getattr(transformers, f"{family}Config")(**FAMILY)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    ids = torch.randint(3, 60, (2, 8), generator=torch.manual_seed(0))
+    before, found = model(ids).logits, capture.collect(model, ids)
+    if says is None:
+        activation_aware.smooth(model, found)
+    else:
+        with pytest.raises(ValueError, match=says):
+            activation_aware.smooth(model, found)
+    assert same(model(ids).logits, before)  # refused: nothing was changed
+
+
 def test_scales_by_hand():
     assert awq.scales(torch.tensor([4.0, 1.0]), 0.5).tolist() == pytest.approx([2**0.5, 0.5**0.5])
     assert awq.scales(torch.tensor([4.0, 1.0]), 0.0).tolist() == [1.0, 1.0]
     assert awq.scales(torch.zeros(2), 0.5).tolist() == [1.0, 1.0]
+    for size in (1e-25, 1e25):  # the product of the two ends is 0 or infinity in float32
+        assert awq.scales(torch.tensor([4 * size, size]), 1.0).tolist() == pytest.approx([2, 0.5])
     assert (
         awq.scales(torch.tensor([4.0, 0.0, 1.0]), 0.5)[1]
         == awq.scales(torch.tensor([4.0, 1.0]), 0.5)[1]
@@ -138,6 +168,7 @@ def test_a_ratio_that_harms_one_layer_is_not_taken():
 def test_ratio_zero_is_added_when_it_is_left_out():
     x, w = loud()
     assert 0.0 in activation_aware.awq(w, x, ratios=(0.5, 1.0)).ratios
+    assert len(activation_aware.awq(w, x, ratios=(i / 4 for i in range(4))).ratios) == 4
     quiet = torch.ones_like(x)  # all channels alike: nothing to protect
     assert activation_aware.awq(w, quiet, ratios=(0.5,)).ratio == 0
 
@@ -201,14 +232,30 @@ def test_clip_never_worsens_a_groups_own_error():
     assert losses[0] < 0.8 * losses[1]
 
 
-@pytest.mark.parametrize("call", [
-    lambda m, x, w: activation_aware.awq(w, x * float("nan")),
-    lambda m, x, w: activation_aware.awq(w, x, ratios=(0.0, 1.5)),
-    lambda m, x, w: activation_aware.smoothing_scale(x[0], w[0], 1.5),
-    lambda m, x, w: quantize_model(m, "awq", symmetric=False),
-    lambda m, x, w: awq.clip(w, x.T @ x, 4, 48),
-    lambda m, x, w: sites.fold(m, sites.find(m)[0], torch.zeros(64)),
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("call, says", [
+    (lambda m, x, w: activation_aware.awq(w, x * NAN), "NaN"),
+    (lambda m, x, w: activation_aware.awq(w, x[:0]), "empty"),
+    (lambda m, x, w: activation_aware.awq(w, x[:, :32]), "64 inputs"),
+    (lambda m, x, w: activation_aware.awq(w, x, ratios=(0.0, 1.5)), "ratios"),
+    (lambda m, x, w: awq.scales(x[0].abs() * NAN, 0.5), "finite"),
+    (lambda m, x, w: awq.scales(-x[0].abs(), 0.5), "negative"),
+    (lambda m, x, w: awq.search([w], x[0].abs(), x.T @ x * NAN), "Hessian holds NaN"),
+    (lambda m, x, w: awq.search([w], x[0].abs(), None), "hessian=True"),
+    (lambda m, x, w: awq.search([w], x[0, :1].abs(), x.T @ x), "1 mean magnitudes"),
+    (lambda m, x, w: activation_aware.smoothing_scale(x[0], w[0], 1.5), "alpha"),
+    (lambda m, x, w: activation_aware.smoothing_scale(x[0] * NAN, w[0]), "NaN"),
+    (lambda m, x, w: quantize_model(m, "awq", symmetric=False), "calibration"),
+    (lambda m, x, w: awq.clip(w, x.T @ x, 4, 48), "divide"),
+    (lambda m, x, w: awq.clip(w, (x.T @ x)[:32, :32], 4, 32), "Hessian"),
+    (lambda m, x, w: awq.clip(w, x.T @ x, 4, 32, shares=(0.0,)), "share"),
+    (lambda m, x, w: sites.fold(m, sites.find(m)[0], torch.zeros(64)), "above 0"),
+    (lambda m, x, w: sites.fold(m, sites.find(m)[0], torch.ones(32)), "64 scales"),
+    (lambda m, x, w: sites.fold(m, next(s for s in sites.find(m) if s.heads),
+                                torch.linspace(1, 2, 64)), "heads"),
 ])  # fmt: skip
-def test_bad_input_is_named(example, call):
-    with pytest.raises(ValueError):
+def test_bad_input_is_named(example, call, says):
+    with pytest.raises(ValueError, match=says):
         call(example[0], *loud())

@@ -7,7 +7,7 @@ import torch
 
 from utils import ledger, models
 from utils.awq_study import points, recipes, study, summary
-from utils.quantization import activation_aware, capture, rtn
+from utils.quantization import activation_aware, awq, capture, rtn
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,9 +79,42 @@ def test_record_holds_the_findings(record):
     v = record["values"]
     for bits in (3, 4):
         assert v[f"gap_rtn_{bits}_search_{bits}"]["low"] > 0
-        assert v[f"worse_layers_{bits}"]["value"] == 0
+        assert v[f"worse_layers_{bits}"]["value"] == 0 and v[f"layers_{bits}"]["value"] == 210
     assert v["gap_random_4_salient_4"]["low"] > 0 and v["gap_weight_4_salient_4"]["low"] > 0
     assert v["kl_tensor"]["value"] > 5 * v["kl_token"]["value"]
+    assert v["gap_tensor_smooth_0_5"]["low"] > 0 and v["gap_smoothall_0_5_token"]["low"] > 0
+    assert v["gap_tensor_static_100"]["low"] > 0 and v["gap_unseen_static_100"]["low"] > 0
+
+
+def test_a_layer_that_got_worse_would_be_counted():
+    """The record's "worse_layers" can say more than 0: one of three losses exceeds RTN's."""
+    rows = {
+        "m.0.input_layernorm": [0.5, 0.9, 1.1],
+        "m.0.self_attn.v_proj": [0.0, 1.0],
+        "m.0.post_attention_layernorm": [0.1, 0.8],
+        "m.0.mlp.up_proj": [0.1, 0.7],
+    }
+    found = summary._search("4", rows)
+    assert found["worse_layers_4"]["value"] == 1 and found["layers_4"]["value"] == 5
+
+
+@pytest.mark.slow
+def test_no_layer_of_the_model_is_worse_than_rtn_on_its_calibration_loss():
+    """All 210 layers, with losses computed anew from the chosen scales (field case 10)."""
+    made = points.Bench({})
+    ids = made.calibration.ids[:1, :256]
+    found, layers = capture.collect(made.model, ids, hessian=True), 0
+    searched = activation_aware.search_model(
+        made.model, found, 4, recipes.GROUP, ratios=(0.25, 0.5, 0.75)
+    )
+    for site, result in searched.items():
+        for name in site.readers:
+            w, h = made.model.get_submodule(name).weight, found[name].hessian
+            plain = awq.output_loss(rtn.quantize(w, 4, recipes.GROUP, False).dequantize() - w, h)
+            scaled = awq.output_loss(awq.scaled_rtn(w, result.scale, 4, recipes.GROUP) - w, h)
+            assert scaled <= plain * (1 + 1e-6), (name, result.ratio)
+            layers += 1
+    assert layers == 210
 
 
 @pytest.mark.slow

@@ -49,6 +49,9 @@ def values(found):
     for a, b in PAIRS:
         gap = np.array(found[f"text/{a}"]["kl"]) - np.array(found[f"text/{b}"]["kl"])
         result[f"gap_{key(a)}_{key(b)}"] = spread(gap)
+    for recipe in ("rtn-4", "search-4"):
+        gap = np.array(found[f"text/{recipe}"]["kl"]) - found[f"restored/{recipe}"]["kl"]
+        result[f"gap_{key(recipe)}_restored"] = spread(gap)
     return result
 
 
@@ -57,7 +60,8 @@ PAIRS = (
     ("weight-4", "salient-4"), ("search-4", "salient-4"), ("fixed-4", "search-4"),
     ("search-4", "clip-4"), ("rtn-3", "search-3"), ("search-3", "clip-3"), ("token", "llm-6"),
     ("rtn-4", "nf4"), ("nf4", "search-4"), ("clip-4", "salient-4"), ("rtn-4", "weight-4"),
-    ("salient-3", "clip-3"),
+    ("salient-3", "clip-3"), ("tensor", "smooth-0.5"), ("tensor", "smoothall-0.5"),
+    ("smoothall-0.5", "token"), ("tensor", "static-100"), ("unseen", "static-100"),
 )  # fmt: skip
 
 

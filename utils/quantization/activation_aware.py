@@ -42,6 +42,8 @@ def smoothing_scale(x_absmax, w_absmax, alpha=0.5):
         raise ValueError(
             f"alpha={alpha}: 0 leaves the difficulty in the activations, 1 moves it all"
         )
+    if not (torch.isfinite(x_absmax).all() and torch.isfinite(w_absmax).all()):
+        raise ValueError("a channel's largest magnitude is NaN or infinite: look at the inputs")
     alive = (x_absmax > 0) & (w_absmax > 0)
     scale = x_absmax.clamp(min=1e-30) ** alpha / w_absmax.clamp(min=1e-30) ** (1 - alpha)
     return torch.where(alive, scale, 1.0)
@@ -64,9 +66,9 @@ def smooth(model, found, alpha=0.5, sources=sites.NORMS):
 
 def awq(weight, x, bits=4, group_size=64, symmetric=False, ratios=awq_search.RATIOS):
     """Search one layer: weight [out, in], inputs x [tokens, in] -> awq.Search."""
-    x = x.float().flatten(0, -2)
-    if not torch.isfinite(x).all():
-        raise ValueError("calibration inputs hold NaN or infinity: find the layer that made them")
+    x = x.float().reshape(-1, x.shape[-1])
+    if not (len(x) and torch.isfinite(x).all()):
+        raise ValueError("calibration inputs are empty or hold NaN or infinity: check the text")
     return awq_search.search(
         [weight.float()], x.abs().mean(dim=0), x.T @ x, bits, group_size, symmetric, ratios
     )

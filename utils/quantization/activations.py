@@ -26,18 +26,22 @@ LARGEST = 127
 def dynamic(x, per="token"):
     """x [..., in] -> (codes int8, scale [..., 1]); per "token" or "tensor" (scale of one entry).
 
-    Tokens of zeros get scale 1. ValueError for NaN or infinity and for another `per`.
+    Tokens of zeros get scale 1. ValueError for NaN or infinity, no channels, another `per`.
     """
     if per not in ("token", "tensor"):
         raise ValueError(f'per={per!r}: use "token" or "tensor"')
-    _finite(x)
+    x = require_finite(x)
     absmax = x.abs().amax(dim=-1, keepdim=True) if per == "token" else x.abs().amax()
-    scale = torch.where(absmax > 0, absmax.float() / LARGEST, 1.0)
-    return torch.round(x.float() / scale).to(torch.int8), scale
+    scale = absmax / LARGEST
+    scale = torch.where(scale > 0, scale, 1.0)  # also where the division underflows
+    return torch.round(x / scale).to(torch.int8), scale
 
 
 def static_grid(low, high):
     """(scale, zero_point) of the int8 grid over [low, high], 0 included."""
+    low, high = float(low), float(high)
+    if low > high:
+        raise ValueError(f"range [{low}, {high}]: the ends are exchanged, low comes first")
     low, high = min(low, 0.0), max(high, 0.0)
     if not high - low < float("inf"):
         raise ValueError(f"range [{low}, {high}] is not finite: look at the calibration text")
@@ -47,8 +51,9 @@ def static_grid(low, high):
 
 def static(x, scale, zero_point):
     """Codes int8 of x on a fixed grid; what lies outside saturates."""
-    _finite(x)
-    return (torch.round(x.float() / scale) + zero_point).clamp(-128, 127).to(torch.int8)
+    if not (scale > 0 and -128 <= zero_point <= 127):
+        raise ValueError(f"scale {scale}, zero point {zero_point}: take both from static_grid")
+    return (torch.round(require_finite(x) / scale) + zero_point).clamp(-128, 127).to(torch.int8)
 
 
 def integer_product(x_codes, w_codes):
@@ -112,9 +117,12 @@ class Int8Linear(nn.Module):
 
     def forward(self, x):
         """x [..., in] -> [..., out] in x's dtype."""
-        y = self.activation.product(x.flatten(0, -2), self.codes, self.scale)
+        outputs, inputs = self.codes.shape
+        if x.shape[-1] != inputs:
+            raise ValueError(f"inputs of shape {tuple(x.shape)} for a layer with {inputs} inputs")
+        y = self.activation.product(x.reshape(-1, inputs), self.codes, self.scale)
         y = y if self.bias is None else y + self.bias
-        return y.to(x.dtype).unflatten(0, x.shape[:-1])
+        return y.to(x.dtype).reshape(*x.shape[:-1], outputs)
 
 
 def int8_model(model, activation, skip=("lm_head",)):
@@ -129,6 +137,11 @@ def int8_model(model, activation, skip=("lm_head",)):
     return copy
 
 
-def _finite(x):
+def require_finite(x):
+    """x as float32. ValueError for NaN, infinity, or no channels."""
+    x = x.float()
+    if x.dim() == 0 or x.shape[-1] == 0:
+        raise ValueError(f"activations of shape {tuple(x.shape)}: expected [..., channels]")
     if not torch.isfinite(x).all():
         raise ValueError("activations hold NaN or infinity: find the layer that made them")
+    return x

@@ -37,12 +37,15 @@ def scales(mean_abs, ratio):
     """mean_abs [in] ** ratio, centred so that the geometric mean of its ends is 1.
 
     A channel that was silent on the calibration text counts like the quietest one that spoke.
+    ValueError for means that are negative, NaN or infinite.
     """
+    if not (torch.isfinite(mean_abs) & (mean_abs >= 0)).all():
+        raise ValueError("mean magnitudes must be finite and not negative: check the calibration")
     alive = mean_abs > 0
     if not alive.any():
         return torch.ones_like(mean_abs)
     powers = torch.where(alive, mean_abs, mean_abs[alive].min()) ** ratio
-    return powers / (powers.max() * powers.min()).sqrt()
+    return powers / (powers.max().sqrt() * powers.min().sqrt())  # their product might underflow
 
 
 def scaled_rtn(weight, scale, bits, group_size, symmetric=False):
@@ -62,9 +65,14 @@ def output_loss_naive(change, x):
 
 def search(weights, mean_abs, hessian, bits=4, group_size=64, symmetric=False, ratios=RATIOS):
     """The ratio that serves the layers `weights` ([out, in] each, one input) best -> Search."""
+    ratios = tuple(ratios)
     if not all(0 <= ratio <= 1 for ratio in ratios):
         raise ValueError(f"ratios={ratios}: exponents of the mean magnitude lie in [0, 1]")
-    ratios = tuple(ratios) if 0 in ratios else (0.0, *ratios)
+    for weight in weights:
+        _check(weight, hessian)
+        if mean_abs.shape != weight.shape[1:]:
+            raise ValueError(f"{len(mean_abs)} mean magnitudes for {weight.shape[1]} inputs")
+    ratios = ratios if 0 in ratios else (0.0, *ratios)
     losses = torch.tensor(
         [
             _losses(weights, scales(mean_abs, r), hessian, bits, group_size, symmetric)
@@ -78,6 +86,15 @@ def search(weights, mean_abs, hessian, bits=4, group_size=64, symmetric=False, r
     return Search(scales(mean_abs, ratios[best]), ratios[best], losses, ratios)
 
 
+def _check(weight, hessian):
+    inputs = weight.shape[1]
+    if hessian is None or hessian.shape != (inputs, inputs):
+        shape = None if hessian is None else tuple(hessian.shape)
+        raise ValueError(f"Hessian {shape} for {inputs} inputs: collect with hessian=True")
+    if not torch.isfinite(hessian).all():
+        raise ValueError("the Hessian holds NaN or infinity: look at the calibration inputs")
+
+
 def _losses(weights, scale, hessian, bits, group_size, symmetric):
     changes = (scaled_rtn(w, scale, bits, group_size, symmetric) - w for w in weights)
     return [output_loss(change, hessian) for change in changes]
@@ -88,6 +105,9 @@ def clip(weight, hessian, bits=4, group_size=64, symmetric=False, shares=CLIPS):
 
     Best by the group's own part of the output error, d H_gg d^T; share 1 is always a candidate.
     """
+    _check(weight, hessian)
+    if not all(0 < share <= 1 for share in shares):
+        raise ValueError(f"shares={shares}: a share of a group's range lies in (0, 1]")
     width = weight.shape[1] if group_size < 1 else group_size
     if weight.shape[1] % width:
         raise ValueError(f"groups of {group_size} do not divide rows of {weight.shape[1]}")

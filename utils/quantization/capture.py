@@ -71,8 +71,10 @@ def collect(model, ids, hessian=False, percentiles=(100.0,), layers=None, skip_f
     """{layer name: ActivationStatistics} from ids int64 [windows, time], one window at a time.
 
     skip_first: so many positions at the start of each window are not looked at. ValueError names
-    the layer that sees NaN.
+    the layer that sees NaN, and says when nothing is left to look at.
     """
+    if not 0 <= skip_first < ids.shape[-1]:
+        raise ValueError(f"skip_first={skip_first} leaves nothing of windows of {ids.shape[-1]}")
     recorder = Recorder(layers or models.linears(model), hessian, percentiles, skip_first)
     for window in ids.split(1):
         with recorder.attached():
@@ -88,6 +90,8 @@ def ends(x, percentile=100.0):
     if not 50 < percentile <= 100:
         raise ValueError(f"percentile={percentile}: the share kept at each end is in (50, 100]")
     flat = x.flatten()
+    if not (len(flat) and torch.isfinite(flat).all()):
+        raise ValueError("a range needs finite numbers, at least one: look at what was collected")
     beyond = int(flat.numel() * (100 - percentile) / 100 + 1e-9)
     if beyond == 0:
         return flat.min().item(), flat.max().item()

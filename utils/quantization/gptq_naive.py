@@ -1,7 +1,7 @@
 """GPTQ by its definition, for the tests: optimal brain surgeon, one column after the other.
 
 Does: keeps the whole inverse Hessian of the columns that are still free. Rounding column j by the
-error e = w_j - round(w_j) costs e^2 / (2 [H^-1]_jj) at least, and the best answer of the others is
+error e = w_j - round(w_j) costs e^2 / [H^-1]_jj at least, and the best answer of the others is
     w <- w - e [H^-1]_:,j / [H^-1]_jj
     H^-1 <- H^-1 - [H^-1]_:,j [H^-1]_j,: / [H^-1]_jj       (column j leaves: its row becomes zero)
 (Hassibi & Stork 1993; Frantar et al. 2023, equations 2 and 3.) float64, no Cholesky factor, no
@@ -47,8 +47,8 @@ def fix_column(work, inverse, j, value):
     """Set column j to `value`; the others answer, and column j leaves the inverse Hessian."""
     column, pivot = inverse[:, j].clone(), inverse[j, j]
     error = work[:, j] - value
-    work = work - torch.outer(error, column) / pivot
-    inverse = inverse - torch.outer(column, column) / pivot
+    work = work - torch.outer(error, column / pivot)
+    inverse = inverse - torch.outer(column, column / pivot)
     inverse[j], inverse[:, j] = 0, 0
     work[:, j] = value
     return work, inverse

@@ -13,7 +13,7 @@ token's result depends on its companions in the batch.
 
 from dataclasses import dataclass
 
-from utils.quantization.activations import dynamic, integer_product
+from utils.quantization.activations import dynamic, integer_product, require_finite
 
 THRESHOLD = 6.0
 
@@ -22,7 +22,7 @@ def columns(x, threshold=THRESHOLD):
     """bool [in]: the columns of x [..., in] in which some value reaches the threshold."""
     if not threshold > 0:
         raise ValueError(f"threshold={threshold}: must be above 0 (infinity: no float columns)")
-    return (x.abs() >= threshold).flatten(0, -2).any(dim=0)
+    return (x.abs() >= threshold).reshape(-1, x.shape[-1]).any(dim=0)
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Decomposed:
 
     def product(self, x, codes, scale):
         """x [n, in], weight codes int8 [out, in] and scale [out] -> y [n, out]."""
-        out = columns(x, self.threshold)
+        out = columns(require_finite(x), self.threshold)
         kept_codes, kept_scale = dynamic(x.masked_fill(out, 0))  # code 0 adds nothing
         y = integer_product(kept_codes, codes).float() * kept_scale
         return (y + x[:, out].float() @ codes[:, out].float().T) * scale

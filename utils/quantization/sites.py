@@ -11,7 +11,10 @@ Between value and output stand averages over positions, between up and down a pr
 gate: both are linear in the scaled channel, so 1/s passes through. With grouped-query attention
 several query heads read one value head; their channels must share one s (`Site.tie`).
 
-But: models with other names are refused; nothing is quantized here.
+Refused, since a fold would change the function: models with other names; blocks with one norm (as
+in Phi, attention and MLP both read it); norms whose weight is no plain factor (Gemma's is 1 + w).
+
+But: nothing is quantized here.
 """
 
 from dataclasses import dataclass
@@ -54,29 +57,42 @@ class Site:
 
 
 def find(model, sources=tuple(READERS)):
-    """[Site] in model order. ValueError when the model has none of the names in READERS."""
-    config, found = model.config, []
-    kv = getattr(config, "num_key_value_heads", None)
-    for name, _ in model.named_modules():
-        for source in sources:
-            if name.endswith(f".{source}"):
-                prefix = name.removesuffix(source)
-                heads = (
-                    (kv, config.num_attention_heads // kv) if source.endswith("v_proj") else None
-                )
-                found.append(Site(name, tuple(prefix + r for r in READERS[source]), heads))
+    """[Site] in model order. ValueError unless the blocks have the names of a Llama."""
+    names = dict.fromkeys(name for name, _ in model.named_modules())  # quick to search, in order
+    found = [
+        _site(names, name, source, model.config)
+        for name in names
+        for source in sources
+        if name.endswith(f".{source}")
+    ]
     if not found:
         raise ValueError(f"no module is named like {', '.join(sources)}: name the sites by hand")
     return found
 
 
+def _site(names, name, source, config):
+    prefix = name.removesuffix(source)
+    readers = tuple(prefix + reader for reader in READERS[source])
+    for needed in (*readers, *(prefix + norm for norm in NORMS)):
+        if needed not in names:
+            raise ValueError(f"{name}: no {needed}, so no block of a Llama: name sites by hand")
+    if not source.endswith("v_proj"):
+        return Site(name, readers)
+    kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return Site(name, readers, (kv, config.num_attention_heads // kv))
+
+
 def fold(model, site, scale):
     """Divide the site's source by `scale` [in], multiply its readers; new parameters, in place.
 
-    The model's function stays the same. ValueError unless all scales are finite and positive.
+    The model's function stays the same. ValueError, and nothing changed, when it would not: scales
+    that are not finite and positive, that differ where they must be tied, a norm that is no factor.
     """
     if not (torch.isfinite(scale).all() and (scale > 0).all()):
         raise ValueError(f"{site.source}: scales must be finite and above 0")
+    inputs = model.get_submodule(site.readers[0]).weight.shape[1]
+    if scale.shape != (inputs,) or not torch.allclose(scale, site.tie(scale), rtol=1e-4):
+        raise ValueError(f"{site.source}: {inputs} scales, one for all heads that read a value")
     _divide(model.get_submodule(site.source), site.at_source(scale))
     for name in site.readers:
         layer = model.get_submodule(name)
@@ -85,11 +101,19 @@ def fold(model, site, scale):
 
 def _divide(module, scale):
     """Divide the module's outputs: rows of a linear layer or the gain of a norm, and the bias."""
-    scale = scale.to(module.weight)
-    column = scale[:, None] if module.weight.dim() == 2 else scale
-    module.weight = _parameter(module.weight / column)
-    if getattr(module, "bias", None) is not None:
-        module.bias = _parameter(module.bias / scale)
+    scale, weight, bias = scale.to(module.weight), module.weight, getattr(module, "bias", None)
+    probe = torch.linspace(1, 2, weight.shape[-1]).to(weight)[None]
+    before = module(probe)
+    module.weight = _parameter(weight / (scale[:, None] if weight.dim() == 2 else scale))
+    if bias is not None:
+        module.bias = _parameter(bias / scale)
+    if not torch.allclose(
+        module(probe) * scale, before, rtol=0.05, atol=float(before.abs().max()) / 100
+    ):
+        module.weight = weight
+        if bias is not None:
+            module.bias = bias
+        raise ValueError(f"{type(module).__name__}: its output does not follow its weight")
 
 
 def _parameter(tensor):
