@@ -12,13 +12,18 @@ GROUPS = ("engine", "llama.cpp", "transformers")
 
 def draw(name, record):
     """(PNG bytes, alt text) of a figure. LookupError for an unknown name or a missing value."""
+    return png(FIGURES[name], record)
+
+
+def png(make, record):
+    """(PNG bytes, alt text) of the figure that make(pyplot, utils.plotting, record) draws."""
     import matplotlib.pyplot as plt
 
     from utils import plotting
 
     with plt.rc_context():
         plotting.style()
-        figure, alt = FIGURES[name](plt, plotting, record)
+        figure, alt = make(plt, plotting, record)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=160)
         plt.close(figure)

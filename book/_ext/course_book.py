@@ -82,8 +82,14 @@ class UnitLinks(SphinxDirective):
 
     def _page(self, target, text):
         link = addnodes.pending_xref(
-            "", refdomain="std", reftype="doc", reftarget=target, refexplicit=True,
-            refdoc=self.env.docname, refwarn=True, classes=["unit-link"],
+            "",
+            refdomain="std",
+            reftype="doc",
+            reftarget=target,
+            refexplicit=True,
+            refdoc=self.env.docname,
+            refwarn=True,
+            classes=["unit-link"],
         )
         link += nodes.inline(text, text, classes=["unit-link"])
         return [link]

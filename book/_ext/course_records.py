@@ -3,17 +3,23 @@
     {recorded}`bench::decode/engine int8/tokens_per_second/median:.0f`
         The number at a path of keys in records/bench.json, in the format after the last colon.
 
-    ```{bench-table} decode
+    ```{record-table} results::rows
     ```
-        A table made from records/bench.json: one of `bench_tables.TABLES`.
+        A table made from records/results.json: one of the TABLES of `MAKERS["results"]`.
 
-    ```{bench-figure} quality
-    :name: fig-bench-quality
+    ```{record-text} results::front
+    ```
+        A paragraph made from it: one of its TEXTS.
+
+    ```{record-figure} results::pareto
+    :name: fig-results-pareto
     :width: 85%
     The caption.
     ```
-        A figure drawn from records/bench.json: one of `bench_figures.FIGURES`. Its alt text is
-        made with it; an option `alt` replaces it.
+        A figure drawn from it: one of its FIGURES. Its alt text is made with it; an option `alt`
+        replaces it.
+
+`{bench-table} decode` and `{bench-figure} costs` are short for `bench::decode`, `bench::costs`.
 
 So nothing on a page can be older than the record. What is missing or null stops the build.
 """
@@ -23,12 +29,24 @@ from pathlib import Path
 
 import bench_figures
 import bench_tables
+import results_figures
+import results_tables
+import results_texts
 from course_book import keep_picture
 from docutils import nodes
 from sphinx.directives.patches import Figure
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 PROBLEMS = (OSError, LookupError, ValueError, TypeError)
+MAKERS = {  # record: (tables, paragraphs, figures)
+    "bench": (bench_tables.TABLES, {}, bench_figures.FIGURES),
+    "results": (
+        results_tables.TABLES | results_texts.TABLES,
+        results_texts.TEXTS,
+        results_figures.FIGURES,
+    ),
+}
+TABLES, TEXTS, FIGURES = range(3)
 
 
 def load(source, name):
@@ -76,32 +94,57 @@ class Recorded(SphinxRole):
         return [nodes.inline(text, text, classes=["pasted-text", "recorded"])], []
 
 
-class BenchTable(SphinxDirective):
-    """`{bench-table} NAME`: a table of the record, numbers to the right."""
+def make(source, argument, kind):
+    """(record's name, record, maker) of `RECORD::NAME`, or of `NAME` in the bench's record."""
+    name, _, what = argument.rpartition("::")
+    name = name or "bench"
+    if name not in MAKERS:
+        raise LookupError(f"tables and figures are made from {', '.join(MAKERS)}, not {name!r}")
+    return name, load(source, name), MAKERS[name][kind][what]
+
+
+class RecordTable(SphinxDirective):
+    """`{record-table} RECORD::NAME`: a table of a record, numbers to the right."""
 
     required_arguments = 1
     has_content = False
+    kind = TABLES
 
     def run(self):
-        name = self.arguments[0]
         try:
-            heads, rows = bench_tables.TABLES[name](load(self.env.srcdir, "bench"))
+            name, record, maker = make(self.env.srcdir, self.arguments[0], self.kind)
+            made = self.nodes(maker(record))
         except PROBLEMS as problem:
-            raise self.error(f"bench-table {name}: {_said(problem)}") from problem
-        self.env.note_dependency("records/bench.json")
-        return [table(heads, rows)]
+            raise self.error(f"{self.name} {self.arguments[0]}: {_said(problem)}") from problem
+        self.env.note_dependency(f"records/{name}.json")
+        return [made]
+
+    def nodes(self, made):
+        """What the page shows."""
+        return table(*made)
 
 
-class BenchFigure(Figure, SphinxDirective):
-    """`{bench-figure} NAME`: a figure of the record."""
+class RecordText(RecordTable):
+    """`{record-text} RECORD::NAME`: a paragraph of a record."""
+
+    kind = TEXTS
+
+    def nodes(self, made):
+        """The paragraph, marked as recorded."""
+        return nodes.paragraph("", made, classes=["recorded"])
+
+
+class RecordFigure(Figure, SphinxDirective):
+    """`{record-figure} RECORD::NAME`: a figure of a record."""
 
     def run(self):
-        name = self.arguments[0]
+        argument = self.arguments[0]
         try:
-            picture, alt = bench_figures.draw(name, load(self.env.srcdir, "bench"))
+            name, record, maker = make(self.env.srcdir, argument, FIGURES)
+            picture, alt = bench_figures.png(maker, record)
         except PROBLEMS as problem:
-            raise self.error(f"bench-figure {name}: {_said(problem)}") from problem
-        self.env.note_dependency("records/bench.json")
+            raise self.error(f"{self.name} {argument}: {_said(problem)}") from problem
+        self.env.note_dependency(f"records/{name}.json")
         self.arguments[0] = keep_picture(Path(self.env.srcdir), picture)
         self.options.setdefault("alt", alt)
         return super().run()
@@ -113,16 +156,20 @@ def _said(problem):
 
 
 def table(heads, rows):
-    """A docutils table; all columns but the first are set to the right."""
+    """A docutils table; all columns but the first are set to the right, a lone cell spans all."""
     group = nodes.tgroup(cols=len(heads))
     group += [nodes.colspec(colwidth=1) for _ in heads]
     group += nodes.thead("", _row(heads))
-    group += nodes.tbody("", *[_row(row) for row in rows])
-    return nodes.table("", group, classes=["bench"])
+    group += nodes.tbody("", *[_row(row, len(heads)) for row in rows])
+    wide = ["wide"] if len(heads) > 6 else []
+    return nodes.table("", group, classes=["bench", *wide])
 
 
-def _row(cells):
+def _row(cells, columns=0):
     row = nodes.row()
+    if len(cells) == 1 < columns:
+        across = nodes.entry("", nodes.paragraph("", cells[0]), morecols=columns - 1)
+        return nodes.row("", across, classes=["across"])
     for i, text in enumerate(cells):
         classes = ["text-right"] if i else []
         row += nodes.entry("", nodes.paragraph("", text), classes=classes)
@@ -131,6 +178,8 @@ def _row(cells):
 
 def setup(app):
     app.add_role("recorded", Recorded())
-    app.add_directive("bench-table", BenchTable)
-    app.add_directive("bench-figure", BenchFigure)
+    for name in ("record", "bench"):
+        app.add_directive(f"{name}-table", RecordTable)
+        app.add_directive(f"{name}-figure", RecordFigure)
+    app.add_directive("record-text", RecordText)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -105,6 +105,11 @@ class _Arrivals:
 def engine(model, kind, threads, max_tokens=1024):
     """Our engine with one form of weights."""
     machine = Engine(model, kind, threads=threads, max_tokens=max_tokens)
+    return from_engine(machine, f"engine {kind}", model)
+
+
+def from_engine(machine, name, model):
+    """An Engine made of `model` as a contender."""
 
     def decode(prompt, n, timer):
         timer.start()
@@ -118,7 +123,7 @@ def engine(model, kind, threads, max_tokens=1024):
         machine.reset()
         return machine.step(ids.tolist())
 
-    return Contender(f"engine {kind}", decode, logits, machine.nbytes, matrices(model))
+    return Contender(name, decode, logits, machine.nbytes, matrices(model))
 
 
 def llama_peer(model, tokenizer, kind, threads, max_tokens, exact_attention=False):

@@ -61,7 +61,7 @@ def run(loaded, plan, say=lambda text: None):
     model, tokenizer = loaded.model, loaded.tokenizer
     field, reasons = _contenders(model, tokenizer, say)
     record = {"protocol": _protocol(plan, loaded), "peers": _peers(reasons)} | machine()
-    results = _decode(field, _chat(tokenizer, QUESTION), plan, say)
+    results = _decode(field, chat_ids(tokenizer, QUESTION), plan, say)
     record["bandwidth_gb_s"] = speed.spread([b / 1e9 for b in results["bandwidth"]])
     record["decode"] = _rows(field, results)
     record["prompt"] = _prompts(field, tokenizer, plan, say)
@@ -157,7 +157,8 @@ def _protocol(plan, loaded):
     )
 
 
-def _chat(tokenizer, text):
+def chat_ids(tokenizer, text):
+    """Ids of a question in the chat format, up to where the answer starts."""
     chat = [{"role": "user", "content": text}]
     return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"])
 

@@ -17,6 +17,7 @@ PARTS = (
 )
 PART = re.compile(r'^  - caption: "?(.*?)"?$')
 CHAPTER = re.compile(r"^      - file: book/(\d\d)-")
+CLOSING = re.compile(r"^      - file: book/results$")  # a page that ends its part
 ENTRY = """\
       - file: book/{slug}
         sections:
@@ -66,10 +67,11 @@ def _before_later_part(lines, number):
 
 
 def _within_part(lines, start, number):
-    """Before the part's first chapter with a larger number, else at the part's end."""
+    """Before the part's first chapter with a larger number or its closing page, else at its end."""
     for index in range(start + 1, len(lines)):
         chapter = CHAPTER.match(lines[index])
-        if PART.match(lines[index].rstrip()) or (chapter and int(chapter.group(1)) > number):
+        over = PART.match(lines[index].rstrip()) or CLOSING.match(lines[index].rstrip())
+        if over or (chapter and int(chapter.group(1)) > number):
             return index
     return len(lines)
 
