@@ -111,3 +111,41 @@ def test_the_models_own_grid_is_found_in_its_original_order_only():
     assert total == 106_168_320
     assert changed[True] == 0
     assert changed[False] > 0.9 * total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_non_contiguous_input(kind):
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(4))
+    for view in (x[::2], x.T, x[:, 32:]):
+        assert torch.equal(gguf.quantize(view, kind), gguf.quantize(view.contiguous(), kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_is_never_larger_than_the_block_where_fp16_steps_run_out(kind):
+    """Around the smallest fp16 number a step can double; with a minimum the whole span counts."""
+    x = torch.randn(2000, 32, generator=torch.Generator().manual_seed(5))
+    x = x * 10 ** torch.linspace(-9, -3, 2000)[:, None]
+    error = (gguf.dequantize(gguf.quantize(x, kind), kind, x.shape) - x).abs().amax(1)
+    span = x.amax(1) - x.amin(1) if kind in ("Q4_1", "Q5_1") else x.abs().amax(1)
+    assert (error <= span * (1 + 1e-3) + 2**-24).all()
+
+
+def test_the_extreme_gets_code_zero_with_its_sign():
+    """Q4_0: 2 or -2 leads; the step is -0.25 or 0.25, its own code is 0, and -7/8 of it is 15."""
+    for sign in (1.0, -1.0):
+        x = torch.zeros(1, 32)
+        x[0, 0], x[0, 16], x[0, 1] = 2 * sign, -1.75 * sign, 0.5 * sign
+        blocks = gguf.quantize(x, "Q4_0")[0]
+        assert blocks[:2].view(torch.float16).item() == -0.25 * sign
+        assert blocks[2].item() == 0xF0 and blocks[3].item() & 15 == 6
+        assert torch.equal(gguf.dequantize(blocks, "Q4_0", x.shape), x)
+
+
+def test_halves_go_away_from_zero():
+    """Q8_0 with step 1: 0.5, 1.5 and 2.5 become 1, 2 and 3, not 0, 2 and 2; the package agrees."""
+    x = torch.zeros(1, 32)
+    x[0, :7] = torch.tensor([127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5])
+    blocks = gguf.quantize(x, "Q8_0")
+    assert blocks[0, 2:9].view(torch.int8).tolist() == [127, 1, 2, 3, -1, -2, -3]
+    theirs = reference.quants.quantize(x.numpy(), reference.GGMLQuantizationType.Q8_0)
+    assert np.array_equal(blocks.numpy(), theirs)
