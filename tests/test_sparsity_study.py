@@ -50,6 +50,13 @@ def test_zeros_are_counted_and_survive_rounding(bench):
     assert even == weights // 2 and uneven == pytest.approx(even, abs=len(bench.layers) * 40)
 
 
+def test_what_is_done_last_is_what_is_judged(bench):
+    """Judged before the second step, pruning after rounding would cost exactly nothing more."""
+    rounded = bench.run("bits/int4")["kl"]
+    for point in ("after/int4_wanda_50", "both/wanda_50_int4"):
+        assert bench.run(point)["kl"] != rounded
+
+
 def test_idle_channels_become_fewer_when_tokens_share_a_read(bench):
     idle = list(bench.run("gate/50")["idle"].values())
     assert idle == sorted(idle, reverse=True) and 0.3 < idle[0] < 0.7
@@ -89,14 +96,15 @@ def test_record_holds_the_findings(record):
         assert magnitude["low"] > wanda["high"] and wanda["value"] > gpt["value"]
     assert record["values"]["wanda_24_minus_sparsegpt_24"]["low"] > 0
     for method in summary.METHODS:
-        levels = [kl[f"{method}_{s}"]["value"] for s in range(10, 100, 10)]
-        assert levels[:8] == sorted(levels[:8])
+        levels = [kl[f"{method}_{s}"]["value"] for s in summary.LEVELS[:-1]]
+        assert levels == sorted(levels)
         assert kl[f"{method}_24"]["value"] > kl[f"{method}_50"]["value"]
     for point in summary.POINTS:
         if point.startswith("prune/") and not point.endswith("24"):
             share = int(point.rsplit("_", 1)[1]) / 100
             zeros = record["values"][f"{summary.key(point)}_zeros"]["value"]
-            assert zeros == pytest.approx(share * 106_168_320, rel=1e-4)
+            # a row of n weights loses round(share n): at most half a weight off, in rows of 576
+            assert zeros == pytest.approx(share * 106_168_320, abs=106_168_320 * 0.5 / 576)
 
 
 @pytest.mark.slow

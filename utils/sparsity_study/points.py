@@ -120,7 +120,8 @@ class Bench:
         grid, pruned = recipe.split("_", 1)
         for name, module in models.linears(self._rounded(grid)).items():
             self.layers[name].weight.data.copy_(module.weight)
-        return self._judge() | {"zeros": self._pruned(pruned).zeros}
+        zeros = self._pruned(pruned).zeros
+        return self._judge() | {"zeros": zeros}
 
     def _gate(self, share):
         if share == "relu":

@@ -11,11 +11,14 @@ import numpy as np
 from utils.awq_study.summary import spread
 
 METHODS = ("magnitude", "wanda", "sparsegpt")
-LEVELS = (10, 20, 30, 40, 50, 60, 70, 80, 90, "24")
+LEVELS = (10, 20, 30, 50, 70, 90, "24")
 KINDS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 BLOCKS = 30
-GATES = (25, 40, 50, 60, 70, 80, 90)
-PRUNE = tuple(f"{method}_{level}" for level in LEVELS for method in METHODS)
+GATES = (25, 50, 70, 90)
+PRUNE = (
+    *(f"{method}_{level}" for level in LEVELS for method in METHODS),
+    "wanda_40", "wanda_60",  # what "spread" mixes
+)  # fmt: skip
 POINTS = (
     *(f"prune/{recipe}" for recipe in PRUNE),
     *(f"only/block_{n}" for n in range(BLOCKS)),
@@ -29,8 +32,7 @@ POINTS = (
 )  # fmt: skip
 DIFFERENCES = (
     ("prune/wanda_50", "prune/sparsegpt_50"), ("prune/wanda_30", "prune/sparsegpt_30"),
-    ("prune/wanda_40", "prune/sparsegpt_40"), ("prune/wanda_60", "prune/sparsegpt_60"),
-    ("prune/wanda_24", "prune/sparsegpt_24"),
+    ("prune/wanda_70", "prune/sparsegpt_70"), ("prune/wanda_24", "prune/sparsegpt_24"),
     ("spread/sensitive", "spread/even"),
     ("both/sparsegpt_50_int4", "bits/int3"), ("both/sparsegpt_24_int4", "bits/int3"),
     ("after/int4_wanda_50", "both/wanda_50_int4"),
@@ -76,8 +78,9 @@ def _entry(name, result):
     }
     if not name.startswith("only_"):
         found["dense_ppl"] = {"value": float(np.exp(np.mean(result["nll_reference"])))}
-    if "zeros" in result:
-        found[f"{name}_zeros"] = {"value": result["zeros"]}
+    for part in ("zeros", "zeros_before"):
+        if part in result:
+            found[f"{name}_{part}"] = {"value": result[part]}
     if "share" in result:
         found[f"{name}_share"] = {"value": 100 * result["share"]}
     for part in ("idle", "unread"):
