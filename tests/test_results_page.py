@@ -73,7 +73,11 @@ def test_speed_stands_beside_what_the_bytes_allow(record):
     rows = {c[0]: c[1:] for c in results_tables.speed(record)[1]}
     assert rows["int8 channel"] == ["2", "80 [72, 88]", "4.00 [3.60, 4.40]", "4.00"]
     said = results_texts.fastest(record)
-    assert "fastest form is int8 channel, at 4.00 times" in said and "(100%)" in said
+    assert "highest median is that of int8 channel, at 4.00 times" in said and "(100%)" in said
+    assert "overlap" not in said
+    close = small_results.record()
+    close["speed"]["forms"]["bf16"]["ratio"]["high"] = 3.7
+    assert "quartiles of bf16 overlap" in results_texts.fastest(close)
 
 
 @pytest.mark.parametrize(

@@ -138,17 +138,20 @@ def _by_student(before, after):
 
 
 def fastest(record):
-    """The fastest form, and the forms that fall furthest behind what their bytes allow."""
+    """The fastest form, those not told apart from it, and those furthest behind their bytes."""
     forms = record["speed"].get("forms")
     if not forms:
         return HOW_TO_TIME
+    ratio = {name: form["ratio"] for name, form in forms.items()}
+    best = max(ratio, key=lambda name: ratio[name]["median"])
+    ties = [n for n, r in ratio.items() if n != best and r["high"] >= ratio[best]["low"]]
+    level = f" The quartiles of {', '.join(ties)} overlap with its own." if ties else ""
     base = forms["fp32"]["bytes_per_token"]
-    share = {n: f["ratio"]["median"] * f["bytes_per_token"] / base for n, f in forms.items()}
-    best = max(forms, key=lambda name: forms[name]["ratio"]["median"])
+    share = {n: ratio[n]["median"] * f["bytes_per_token"] / base for n, f in forms.items()}
     last = sorted(share, key=share.get)[:3]
     listed = ", ".join(f"{name} ({share[name]:.0%})" for name in last)
     return (
-        f"The fastest form is {best}, at {forms[best]['ratio']['median']:.2f} times fp32. "
+        f"The highest median is that of {best}, at {ratio[best]['median']:.2f} times fp32.{level} "
         f"Furthest below what their bytes alone would allow are {listed}."
     )
 
